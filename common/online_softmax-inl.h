@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// THE recurrence. Every kernel of every backend folds tiles of scores into a row's state with these
+// calls and no others (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1):
+//
+//   m' = max(m, max_j s_j)      alpha = 2^(m - m')
+//   p_j = 2^(s_j - m')          l' = alpha * l + sum_j p_j        acc' = alpha * acc + sum_j p_j v_j
+//   at the end: O = acc / l, LSE = (m + log2 l) ln 2
+//
+// Scores are in base two (multiplied by log2 e) because every unit has a fast 2^x. The state is
+// associative: `weight` and `finish` also merge splits, caches and devices.
+//
+// Empty rows: m = -inf means "nothing allowed yet". Subtracting -inf would give NaN, so `reference`
+// replaces -inf by 0: every 2^(-inf - 0) is then exactly 0, l stays 0, and `finish` returns O = 0,
+// LSE = -inf. A NaN score is not mistaken for an empty row: it makes p, l and so O and LSE NaN.
+//
+// No namespace and a re-inclusion guard of Highway's kind: the CPU backend includes this once per
+// target inside its target region, GPU backends once inside their namespace. A policy P supplies the
+// arithmetic of one register of rows (a vector, or one float per GPU thread):
+//   P::V                            register type
+//   P::set(float) -> V              all lanes
+//   P::max, add, sub, mul(V, V)     IEEE arithmetic; max may drop a NaN
+//   P::mul_add(a, b, c)             a * b + c
+//   P::exp2(V)                      2^x; exactly 0 at -inf, 1 at 0, NaN at NaN
+//   P::log2(V)                      of values >= 1 (exactly 0 at 1), +inf or NaN
+//   P::div(V, V)
+//   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
+#if defined(TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
+#undef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
+#else
+#define TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
+#endif
+
+template <class P>
+struct OnlineSoftmax {
+  using V = typename P::V;
+
+  // State of a row before any tile.
+  static TSRI_FORCE_INLINE V start_max() { return P::set(-__builtin_inff()); }
+  static TSRI_FORCE_INLINE V start_sum() { return P::set(0.0f); }
+
+  // What scores are measured from: m, or 0 while nothing is allowed.
+  static TSRI_FORCE_INLINE V reference(V m) {
+    return P::select_eq(m, P::set(-__builtin_inff()), P::set(0.0f), m);
+  }
+
+  // Call 1a: the new maximum.
+  static TSRI_FORCE_INLINE V new_max(V m, V tile_max) { return P::max(m, tile_max); }
+
+  // Call 1b: alpha, the factor on l and acc when the maximum moves to m_new. ref = reference(m_new).
+  // While m is -inf this is 0, and l and acc are 0 as well.
+  static TSRI_FORCE_INLINE V correction(V m, V ref) { return P::exp2(P::sub(m, ref)); }
+
+  // Call 2: probability of one register of scores, before division by l. -inf gives exactly 0.
+  static TSRI_FORCE_INLINE V prob(V s, V ref) { return P::exp2(P::sub(s, ref)); }
+
+  // The sum after a tile: alpha * l + tile_sum.
+  static TSRI_FORCE_INLINE V new_sum(V l, V alpha, V tile_sum) {
+    return P::mul_add(alpha, l, tile_sum);
+  }
+
+  // Call 3: an accumulator after the maximum moved.
+  static TSRI_FORCE_INLINE V rescale(V acc, V alpha) { return P::mul(acc, alpha); }
+
+  // A sink logit (base two) joins the denominator. Call once per row, after the last tile, before
+  // finish, with m raised first: m' = new_max(m, sink); acc and l rescaled; then this is l'.
+  static TSRI_FORCE_INLINE V add_sink(V l, V sink, V ref) { return P::add(l, prob(sink, ref)); }
+
+  // Call 4: 1 / l, or 0 for an empty row, so that O = acc * inverse.
+  static TSRI_FORCE_INLINE V inverse_sum(V l) {
+    return P::select_eq(l, P::set(0.0f), P::set(0.0f), P::div(P::set(1.0f), l));
+  }
+
+  // Natural log-sum-exp of a finished row; -inf when empty. l = 0 with m > -inf cannot happen: the
+  // largest score adds 1. log2 sees 1 instead of 0 and the result is replaced.
+  static TSRI_FORCE_INLINE V log_sum_exp(V m, V l) {
+    const V zero = P::set(0.0f);
+    const V safe = P::select_eq(l, zero, P::set(1.0f), l);
+    const V lse = P::mul(P::add(reference(m), P::log2(safe)), P::set(0.693147180559945309f));
+    return P::select_eq(l, zero, P::set(-__builtin_inff()), lse);
+  }
+
+  // Merge of partial results given by their natural LSE: weight of a part against the largest LSE.
+  // A part equal to the largest weighs exactly 1, an empty one exactly 0, so that merging with empty
+  // parts changes nothing.
+  static TSRI_FORCE_INLINE V weight(V lse, V largest) {
+    return P::exp2(P::mul(P::sub(lse, reference(largest)), P::set(1.44269504088896341f)));
+  }
+
+  // LSE of the merged result from the largest LSE and the sum of weights (0: all parts empty).
+  static TSRI_FORCE_INLINE V merged_lse(V largest, V weights) {
+    const V zero = P::set(0.0f);
+    const V safe = P::select_eq(weights, zero, P::set(1.0f), weights);
+    const V lse = P::mul_add(P::log2(safe), P::set(0.693147180559945309f), reference(largest));
+    return P::select_eq(weights, zero, P::set(-__builtin_inff()), lse);
+  }
+};
+
+#endif  // TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
