@@ -61,6 +61,29 @@ extern "C" {
  * aborts or throws on bad input.
  * =============================================================================================*/
 
+/* Initialisers: `tsr_problem p = TSR_PROBLEM_INIT;` is all zero with struct_size set. */
+#ifdef __cplusplus
+}
+template <class T>
+inline T tsr_initialised() {
+  T value = T();
+  value.struct_size = sizeof(T);
+  return value;
+}
+extern "C" {
+#define TSR_INIT(type) tsr_initialised<type>()
+#else
+#define TSR_INIT(type) {.struct_size = sizeof(type)}
+#endif
+#define TSR_CONTEXT_OPTIONS_INIT TSR_INIT(tsr_context_options)
+#define TSR_BACKEND_INFO_INIT TSR_INIT(tsr_backend_info)
+#define TSR_DEVICE_INFO_INIT TSR_INIT(tsr_device_info)
+#define TSR_PROBLEM_INIT TSR_INIT(tsr_problem)
+#define TSR_PLAN_INFO_INIT TSR_INIT(tsr_plan_info)
+#define TSR_ARGS_INIT TSR_INIT(tsr_args)
+#define TSR_MERGE_PROBLEM_INIT TSR_INIT(tsr_merge_problem)
+#define TSR_DROPOUT_PROBLEM_INIT TSR_INIT(tsr_dropout_problem)
+
 /* ===============================================================================================
  * 2. Version and status
  * =============================================================================================*/
@@ -208,8 +231,6 @@ typedef struct tsr_context_options {
   const char *plugin_path; /* NULL: <library's folder>/tessera; else folders separated by ':' */
   const char *cpu_target;  /* NULL: best; else a Highway target name ("AVX2", "AVX3", "NEON") */
 } tsr_context_options;
-
-#define TSR_CONTEXT_OPTIONS_INIT {sizeof(tsr_context_options)}
 
 /* Makes a context: reads the environment, opens plug-ins, probes every backend.
  *
@@ -437,8 +458,6 @@ typedef struct tsr_problem {
   const char *kernel; /* a forward or backward kernel's name; the other pass is chosen freely */
 } tsr_problem;
 
-#define TSR_PROBLEM_INIT {sizeof(tsr_problem)}
-
 /* Checks a problem, asks every legal backend, and keeps the kernel with the smallest estimated time.
  *
  * out      receives the plan; NULL on failure.
@@ -533,8 +552,6 @@ typedef struct tsr_args {
   size_t workspace_size; /* bytes given; at least tsr_plan_workspace_size */
   void *stream;          /* device stream; NULL for host devices */
 } tsr_args;
-
-#define TSR_ARGS_INIT {sizeof(tsr_args)}
 
 /* Computes O, and LSE and the row maxima when asked.
  *
