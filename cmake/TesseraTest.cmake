@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# tessera_add_test(): one test program and its CTest entry. Criterion programs run their tests one at a
+# time (-j1: tests may use every core through OpenMP), and a run in which nothing was tested fails,
+# because Criterion itself calls that a success.
+
+set(TESSERA_TEST_LABELS unit reference kernels conformance fuzz cli example abi install lint
+    threads slow)
+
+# tessera_add_test(NAME <name> SOURCES <file>... LABELS <label>... [LIBS <target>...]
+#                  [INTERNAL [BACKENDS <name>...]] [PLAIN] [ARGS <arg>...] [ENVIRONMENT <VAR=value>...]
+#                  [TIMEOUT <seconds>])
+# cmake/README.md explains the arguments.
+function(tessera_add_test)
+  cmake_parse_arguments(PARSE_ARGV 0 ARG "INTERNAL;PLAIN" "NAME;TIMEOUT"
+    "SOURCES;LIBS;LABELS;BACKENDS;ARGS;ENVIRONMENT")
+  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_NAME OR NOT ARG_SOURCES OR NOT ARG_LABELS)
+    message(FATAL_ERROR "tessera_add_test(${ARG_NAME}): needs NAME, SOURCES and LABELS; "
+      "unknown: '${ARG_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(ARG_BACKENDS AND NOT ARG_INTERNAL)
+    message(FATAL_ERROR "tessera_add_test(${ARG_NAME}): BACKENDS needs INTERNAL")
+  endif()
+  foreach(_label IN LISTS ARG_LABELS)
+    if(NOT _label IN_LIST TESSERA_TEST_LABELS)
+      message(FATAL_ERROR "tessera_add_test(${ARG_NAME}): label '${_label}' is not one of ${TESSERA_TEST_LABELS}")
+    endif()
+  endforeach()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 600)
+  endif()
+
+  set(target ${ARG_NAME})
+  add_executable(${target} ${ARG_SOURCES})
+  tessera_target_defaults(${target})
+  tessera_internal_includes(${target})
+  if(ARG_INTERNAL)
+    foreach(_backend IN LISTS ARG_BACKENDS)
+      if(TARGET tessera_internal_${_backend})
+        target_link_libraries(${target} PRIVATE tessera_internal_${_backend})
+      elseif(NOT TARGET tessera_backend_${_backend})
+        message(FATAL_ERROR "tessera_add_test(${ARG_NAME}): no backend '${_backend}' in this build")
+      endif()
+    endforeach()
+    target_link_libraries(${target} PRIVATE tessera_internal)
+  else()
+    target_link_libraries(${target} PRIVATE Tessera::tessera)
+  endif()
+  target_link_libraries(${target} PRIVATE ${ARG_LIBS} m)
+
+  if(ARG_PLAIN)
+    add_test(NAME ${ARG_NAME} COMMAND ${target} ${ARG_ARGS})
+  else()
+    target_link_libraries(${target} PRIVATE PkgConfig::CRITERION)
+    add_test(NAME ${ARG_NAME} COMMAND ${target} -j1 --color=never ${ARG_ARGS})
+    set_tests_properties(${ARG_NAME} PROPERTIES FAIL_REGULAR_EXPRESSION "Tested: 0 ")
+  endif()
+  tessera_test_properties(${ARG_NAME} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT}
+    ENVIRONMENT ${ARG_ENVIRONMENT})
+endfunction()
+
+# tessera_test_properties(<test> LABELS <label>... [TIMEOUT <seconds>] [ENVIRONMENT <VAR=value>...]):
+# what every test gets, also those made with a plain add_test().
+function(tessera_test_properties test)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT" "LABELS;ENVIRONMENT")
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 600)
+  endif()
+  set(_environment
+    "ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1:allocator_may_return_null=1"
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1")
+  # Tests choose backends and kernels themselves; the caller's environment must not.
+  set_tests_properties(${test} PROPERTIES
+    LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+    ENVIRONMENT "${_environment};${ARG_ENVIRONMENT}"
+    ENVIRONMENT_MODIFICATION
+      "TSR_BACKEND=unset:;TSR_KERNEL=unset:;TSR_CPU_TARGET=unset:;TSR_PLUGIN_PATH=unset:;TSR_LOG=unset:")
+  if(NOT "threads" IN_LIST ARG_LABELS)
+    return()
+  endif()
+  set_tests_properties(${test} PROPERTIES RUN_SERIAL ON)
+endfunction()
