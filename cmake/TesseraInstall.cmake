@@ -12,6 +12,7 @@ install(TARGETS tessera EXPORT TesseraTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(FILES
     include/tessera/backend.h
+    include/tessera/dlpack.h
     include/tessera/export.h
     include/tessera/tessera.h
     include/tessera/version.h
@@ -25,7 +26,7 @@ set(TESSERA_PC_LIBS_PRIVATE "-lm")
 get_property(_packages GLOBAL PROPERTY TESSERA_FIND_DEPENDENCIES)
 get_property(_requires GLOBAL PROPERTY TESSERA_PC_REQUIRES)
 get_property(_pc_libs GLOBAL PROPERTY TESSERA_PC_LIBS)
-foreach(_package IN ITEMS Threads LISTS _packages)
+foreach(_package IN LISTS _packages ITEMS Threads)
   string(APPEND TESSERA_FIND_DEPENDENCIES_LINES "  find_dependency(${_package})\n")
 endforeach()
 list(REMOVE_DUPLICATES _pc_libs)
