@@ -36,12 +36,14 @@ def enter(cache, tools):
     """
     venv = pathlib.Path(cache).resolve() / "venv"
     python = venv / "bin" / "python"
-    if not python.exists():
+    complete = venv / "complete"  # a failed creation leaves a python without pip behind
+    if not complete.exists():
         venv.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "venv", "--clear", str(venv)]
         if subprocess.run(command, check=False).returncode:
             raise SystemExit("error: no virtual environment could be made in %s "
                              "(Debian: apt-get install python3-venv)" % venv)
+        complete.touch()
     wanted = ["%s==%s" % (name, TOOLS[name]) for name in tools]
     for requirement in wanted:
         stamp = venv / ("installed-" + requirement)
