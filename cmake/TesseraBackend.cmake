@@ -55,7 +55,7 @@ function(tessera_add_plugin_module name object)
   add_library(tessera_plugin_${name} MODULE $<TARGET_OBJECTS:${object}>)
   tessera_target_defaults(tessera_plugin_${name})
   set_target_properties(tessera_plugin_${name} PROPERTIES
-    OUTPUT_NAME ${name} PREFIX "" LINKER_LANGUAGE CXX
+    OUTPUT_NAME ${name} PREFIX "" LINKER_LANGUAGE CXX INSTALL_RPATH ""
     LIBRARY_OUTPUT_DIRECTORY "${Tessera_BINARY_DIR}/lib/tessera")
   target_link_libraries(tessera_plugin_${name} PRIVATE ${ARGN})
   target_link_options(tessera_plugin_${name} PRIVATE
