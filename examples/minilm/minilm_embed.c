@@ -19,8 +19,8 @@ enum { WIDTH = 384, INNER = 1536, VOCABULARY = 30522, POSITIONS = 512 };
 enum { MAX_TENSORS = 128, MAX_SENTENCES = 64 };
 
 // Largest accepted difference of a component of a unit embedding. float32 rounding through the six
-// layers leaves 1e-7 to 3e-7 (measured; CTranslate2 against numpy in float64: 1.3e-7). Ten times that
-// is not chance, and a softmax scale wrong by one part in 10,000 is already at 1.6e-5.
+// layers leaves 1e-7 to 3e-7 (measured; CTranslate2 against numpy in float64: 1.3e-7). Ten times
+// that is not chance, and a softmax scale wrong by one part in 10,000 is already at 1.6e-5.
 static const double kBound = 2e-6;
 
 static _Noreturn void fail(const char *what, const char *detail) {
@@ -135,8 +135,7 @@ static void add_norm(float *x, const float *delta, const float *gain, const floa
     mean /= WIDTH;
     for (int i = 0; i < WIDTH; ++i) variance += (row[i] - mean) * (row[i] - mean);
     const double inverse = 1 / sqrt(variance / WIDTH + epsilon);
-    for (int i = 0; i < WIDTH; ++i)
-      row[i] = (float)((row[i] - mean) * inverse) * gain[i] + bias[i];
+    for (int i = 0; i < WIDTH; ++i) row[i] = (float)((row[i] - mean) * inverse) * gain[i] + bias[i];
   }
 }
 
@@ -161,9 +160,8 @@ static void check(tsr_status status, const char *what) {
 // matrix; no row attends outside its own sentence, because both sides are packed by `starts`.
 static void attention_create(attention *a, int heads, int sentences, const int32_t *starts) {
   const int64_t dim = WIDTH / heads, total = starts[sentences];
-  const tsr_layout column = {.dtype = TSR_DTYPE_F32,
-                             .order = TSR_ORDER_STRIDED,
-                             .stride = {0, dim, 3 * WIDTH, 1}};
+  const tsr_layout column = {
+      .dtype = TSR_DTYPE_F32, .order = TSR_ORDER_STRIDED, .stride = {0, dim, 3 * WIDTH, 1}};
   tsr_problem problem = TSR_PROBLEM_INIT;
   problem.arrays = TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K;
   problem.index_dtype = TSR_DTYPE_I32;
@@ -213,8 +211,8 @@ static void encode(const model *m, const int32_t *starts, const int32_t *tokens,
         hidden[t * WIDTH + i] =
             words[(int64_t)tokens[t] * WIDTH + i] + positions[(t - starts[s]) * WIDTH + i];
     }
-  add_norm(hidden, NULL, tensor(m, "norm.weight", WIDTH), tensor(m, "norm.bias", WIDTH),
-           m->epsilon, total);
+  add_norm(hidden, NULL, tensor(m, "norm.weight", WIDTH), tensor(m, "norm.bias", WIDTH), m->epsilon,
+           total);
 
   attention a = {0};
   attention_create(&a, m->heads, m->sentences, starts);

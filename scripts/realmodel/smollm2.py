@@ -62,15 +62,22 @@ class _Gguf:
             return [self._value(kind) for _ in range(count)]
         return self._int(_SCALARS[kind])
 
+    def names(self):
+        return list(self._table)
+
+    def raw(self, name):
+        """(shape, kind, stored bytes) of a tensor."""
+        shape, kind, offset = self._table[name]
+        block, size = {_F32: (1, 4), _Q4_1: (32, 20), _Q8_0: (32, 34)}[kind]
+        begin = self._base + offset
+        return shape, kind, self._data[begin:begin + int(np.prod(shape)) // block * size]
+
     def tensor(self, name):
         """float64 tensor; a block of 32 values shares a float16 step (and, Q4_1, minimum)."""
-        shape, kind, offset = self._table[name]
-        count, begin = int(np.prod(shape)), self._base + offset
+        shape, kind, raw = self.raw(name)
         if kind == _F32:
-            raw = np.frombuffer(self._data, np.float32, count, begin)
-            return raw.astype(np.float64).reshape(shape)
-        size = {_Q4_1: 20, _Q8_0: 34}[kind]
-        block = np.frombuffer(self._data, np.uint8, count // 32 * size, begin).reshape(-1, size)
+            return np.frombuffer(raw, np.float32).astype(np.float64).reshape(shape)
+        block = np.frombuffer(raw, np.uint8).reshape(-1, {_Q4_1: 20, _Q8_0: 34}[kind])
         step = block[:, :2].copy().view(np.float16).astype(np.float64)
         if kind == _Q8_0:
             values = block[:, 2:].view(np.int8) * step
@@ -85,15 +92,16 @@ class _Gguf:
 class SmolLM2:
     def __init__(self, wheel):
         with zipfile.ZipFile(wheel) as archive:
-            self._gguf = _Gguf(archive.read(_FILE))
-        fields = self._gguf.fields
+            self.gguf = _Gguf(archive.read(_FILE))
+        fields = self.gguf.fields
         self.layers = fields["llama.block_count"]
         self.heads = fields["llama.attention.head_count"]
         self.kv_heads = fields["llama.attention.head_count_kv"]
         self.head_dim = fields["llama.rope.dimension_count"]
         self.epsilon = fields["llama.attention.layer_norm_rms_epsilon"]
-        self._base = fields["llama.rope.freq_base"]
-        self._ids = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+        self.rope_base = fields["llama.rope.freq_base"]
+        self.vocabulary = fields["tokenizer.ggml.tokens"]
+        self._ids = {token: i for i, token in enumerate(self.vocabulary)}
         self._rank = {pair: i for i, pair in enumerate(fields["tokenizer.ggml.merges"])}
 
     @property
@@ -118,17 +126,28 @@ class SmolLM2:
             ids += [self._ids[part] for part in parts]
         return ids
 
+    def tokenize_chat(self, question):
+        """Token ids of one question in the model's chat form, up to where the answer begins."""
+        begin, end = self._ids["<|im_start|>"], self._ids["<|im_end|>"]
+        return [begin, *self.tokenize("user\n" + question), end, *self.tokenize("\n"),
+                begin, *self.tokenize("assistant\n")]
+
+    def text(self, ids):
+        """Text of token ids (ASCII pieces; others are shown as the vocabulary writes them)."""
+        joined = "".join(self.vocabulary[i] for i in ids)
+        return joined.replace("\u0120", " ").replace("\u010a", "\n")
+
     def _linear(self, x, name):
-        return x @ self._gguf.tensor(name + ".weight").T
+        return x @ self.gguf.tensor(name + ".weight").T
 
     def _norm(self, x, name):
         x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.epsilon)
-        return x * self._gguf.tensor(name + ".weight")
+        return x * self.gguf.tensor(name + ".weight")
 
     def _rotate(self, x):
         """Rotary positions on [H, S, D]; this file's layout pairs elements 2i and 2i + 1."""
         half = np.arange(self.head_dim // 2)
-        angle = np.arange(x.shape[-2])[:, None] * self._base ** (-2.0 * half / self.head_dim)
+        angle = np.arange(x.shape[-2])[:, None] * self.rope_base ** (-2.0 * half / self.head_dim)
         even, odd = x[..., 0::2], x[..., 1::2]
         out = np.empty_like(x)
         out[..., 0::2] = even * np.cos(angle) - odd * np.sin(angle)
@@ -140,7 +159,7 @@ class SmolLM2:
 
         capture(layer, q, k, v) sees every layer's [1, H, S, D] attention inputs.
         """
-        embedding = self._gguf.tensor("token_embd.weight")
+        embedding = self.gguf.tensor("token_embd.weight")
         x = embedding[np.asarray(ids)]
         for layer in range(self.layers):
             prefix = "blk.%d." % layer
