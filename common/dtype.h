@@ -285,4 +285,11 @@ TSRI_INLINE void tsri_store_f32(tsr_dtype dtype, void *base, int64_t index, floa
   }
 }
 
+/* What is left of x after a store and a load in F32, F16 or BF16. */
+TSRI_INLINE float tsri_round_f32(tsr_dtype dtype, float x) {
+  if (dtype == TSR_DTYPE_F16) return tsri_f16_to_float(tsri_float_to_f16(x));
+  if (dtype == TSR_DTYPE_BF16) return tsri_bf16_to_float(tsri_float_to_bf16(x));
+  return x;
+}
+
 #endif  // TESSERA_COMMON_DTYPE_H_
