@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The dynamic symbols of libtessera are exactly the functions that tessera.h declares with TSR_API:
+# nothing internal or third-party leaks out, and nothing that is declared is missing. Its soname is the
+# one that goes with the ABI number.
+#   cmake -DNM= -DREADELF= -DLIBRARY= -DSONAME= -DHEADER= -P symbols.cmake
+cmake_minimum_required(VERSION 3.25)
+
+file(READ "${HEADER}" text)
+string(REGEX REPLACE "/\\*[^*]*\\*+([^/*][^*]*\\*+)*/" "" text "${text}")
+string(REGEX MATCHALL "TSR_API[^(;]*[ *]tsr_[a-z0-9_]+\\(" declarations "${text}")
+set(declared "")
+foreach(declaration IN LISTS declarations)
+  string(REGEX MATCH "tsr_[a-z0-9_]+\\($" name "${declaration}")
+  string(REPLACE "(" "" name "${name}")
+  list(APPEND declared "${name}")
+endforeach()
+list(LENGTH declared count)
+if(count EQUAL 0)
+  message(FATAL_ERROR "${HEADER}: no TSR_API declaration found")
+endif()
+
+execute_process(COMMAND "${NM}" -D --defined-only "${LIBRARY}"
+  OUTPUT_VARIABLE output RESULT_VARIABLE result)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${NM} failed on ${LIBRARY}")
+endif()
+string(REPLACE "\n" ";" lines "${output}")
+set(exported "")
+set(errors 0)
+foreach(line IN LISTS lines)
+  if(NOT line MATCHES " ([A-Za-z]) ([^ @]+)")
+    continue()
+  endif()
+  set(kind "${CMAKE_MATCH_1}")
+  set(name "${CMAKE_MATCH_2}")
+  if(kind STREQUAL "A")
+    continue()  # the name of the version node
+  endif()
+  list(APPEND exported "${name}")
+  if(NOT name IN_LIST declared)
+    message("exported but not declared in tessera.h: ${name} (${kind})")
+    math(EXPR errors "${errors} + 1")
+  endif()
+endforeach()
+foreach(name IN LISTS declared)
+  if(NOT name IN_LIST exported)
+    message("declared in tessera.h but not exported: ${name}")
+    math(EXPR errors "${errors} + 1")
+  endif()
+endforeach()
+
+execute_process(COMMAND "${READELF}" -d "${LIBRARY}" OUTPUT_VARIABLE output RESULT_VARIABLE result)
+if(NOT result EQUAL 0 OR NOT output MATCHES "SONAME[^\n]*\\[([^]]+)\\]")
+  message("no soname in ${LIBRARY}")
+  math(EXPR errors "${errors} + 1")
+elseif(NOT CMAKE_MATCH_1 STREQUAL SONAME)
+  message("soname is ${CMAKE_MATCH_1}, expected ${SONAME}")
+  math(EXPR errors "${errors} + 1")
+endif()
+
+if(errors GREATER 0)
+  message(FATAL_ERROR "symbols: ${errors} error(s)")
+endif()
+list(LENGTH exported count)
+message("symbols: ${count} exported, all declared")
