@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the way
+// from the dispatcher to forward.c, merge and keep-mask kernels. Kernel choice inside the backend is
+// one row of kernels.def per element type; the instruction set is the context's, chosen at probe.
+#include <stdio.h>
+#include <string.h>
+
+#include "device.h"
+#include "forward.h"
+#include "kernels.h"
+#include "runner.h"
+#include "tessera/backend.h"
+
+typedef struct cpu_state {
+  tsr_host host;
+  tsri_cpu_kernels kernels;
+  tsri_cpu_device device;
+  tsri_cpu_runner runner;
+} cpu_state;
+
+typedef struct cpu_kernel {
+  tsr_kernel_info info;
+  tsr_dtype dtype;
+  int64_t rows, keys; /* largest tile */
+} cpu_kernel;
+
+static const cpu_kernel cpu_kernels[] = {
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                                       \
+  {{#op "_" #type "_" #tier "_" #mask "__cpu_" #q "x" #k, TSR_PASS_FORWARD}, TSR_DTYPE_##TYPE, q, k},
+#include "kernels.def"
+#undef TSRI_CPU_KERNEL
+};
+enum { cpu_kernel_count = sizeof cpu_kernels / sizeof cpu_kernels[0] };
+
+/* What the forward kernels honour. Bits of backward alone do not concern them. */
+#define CPU_FORWARD_FEATURES                                                                       \
+  (TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_MASK |               \
+   TSR_FEATURE_BLOCK_MASK | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |           \
+   TSR_FEATURE_SINK | TSR_FEATURE_DROPOUT | TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED |       \
+   TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED | TSR_FEATURE_MAX_LOGIT |                          \
+   TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT | TSR_FEATURE_STRIDED_LAST)
+#define CPU_BACKWARD_ONLY \
+  (TSR_FEATURE_DLSE | TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE)
+
+static tsr_status cpu_probe(const tsr_host *host, void **out, tsr_reason *detail) {
+  tsri_cpu_kernels kernels, other;
+  cpu_state *state;
+  char *text = detail->text;
+  const size_t size = sizeof detail->text;
+  size_t used;
+  int32_t i;
+  if (!tsri_cpu_kernels_find(host->cpu_target, &kernels)) {
+    used = (size_t)snprintf(text, size, "cpu_target '%.32s' is none of", host->cpu_target);
+    for (i = 0; used < size && tsri_cpu_kernels_at(i, &other); ++i)
+      used += (size_t)snprintf(text + used, size - used, "%s %s", i ? "," : "", other.target);
+    if (used < size) snprintf(text + used, size - used, ", which this build and processor have");
+    return TSR_STATUS_NOT_FOUND;
+  }
+  state = (cpu_state *)host->alloc(host->context, sizeof *state, 64);
+  if (!state) {
+    snprintf(text, size, "no memory for the backend's state");
+    return TSR_STATUS_OUT_OF_MEMORY;
+  }
+  memset(state, 0, sizeof *state);
+  state->host = *host;
+  state->kernels = kernels;
+  state->device = tsri_cpu_device_read();
+  state->runner = tsri_cpu_runner_of(host);
+  used = (size_t)snprintf(text, size, "%s", kernels.target);
+  for (i = 0; used < size && tsri_cpu_kernels_at(i, &other); ++i)
+    if (strcmp(other.target, kernels.target) != 0)
+      used += (size_t)snprintf(text + used, size - used, "%s%s",
+                               strchr(text, '(') ? ", " : " (also ", other.target);
+  if (used < size)
+    snprintf(text + used, size - used, "%s; %d thread%s", strchr(text, '(') ? ")" : "",
+             (int)state->runner.threads, state->runner.threads == 1 ? "" : "s");
+  *out = state;
+  return TSR_STATUS_SUCCESS;
+}
+
+static void cpu_close(void *opaque) {
+  cpu_state *state = (cpu_state *)opaque;
+  const tsr_host host = state->host;
+  host.free(host.context, state);
+}
+
+static int32_t cpu_device_count(void *state) {
+  (void)state;
+  return 1;
+}
+
+static tsr_status cpu_device_info(void *opaque, int32_t index, tsr_device_info *info,
+                                  tsr_reason *reason) {
+  const cpu_state *state = (const cpu_state *)opaque;
+  const double threads = state->runner.threads;
+  (void)index;
+  (void)reason;
+  info->device.kind = TSR_DEVICE_HOST;
+  info->device.index = 0;
+  memcpy(info->name, state->device.name, sizeof info->name);
+  info->compute_units = state->runner.threads;
+  info->fast_bytes = state->device.l1_bytes;
+  info->mid_bytes = state->device.l2_bytes;
+  info->memory_bytes = state->device.memory_bytes;
+  info->peak_flops_f32 =
+      state->device.clock * state->kernels.lanes * (state->kernels.fused ? 4 : 2) * threads;
+  info->peak_flops_16 = info->peak_flops_f32; /* 16-bit inputs are expanded to float32 */
+  info->bandwidth = state->device.bandwidth * (threads < 8 ? threads : 8);
+  return TSR_STATUS_SUCCESS;
+}
+
+static tsr_status cpu_kernel_info(void *state, int32_t index, tsr_kernel_info *info) {
+  (void)state;
+  if (index < 0 || index >= cpu_kernel_count) return TSR_STATUS_NOT_FOUND;
+  *info = cpu_kernels[index].info;
+  return TSR_STATUS_SUCCESS;
+}
+
+static const char *feature_name(uint32_t bit) {
+  switch (bit) {
+    case TSR_FEATURE_SCALES: return "scales of 8-bit tensors";
+    case TSR_FEATURE_PAGED: return "paged K and V";
+    default: return "a feature this backend does not know";
+  }
+}
+
+static const char *dtype_name(tsr_dtype dtype) { return tsri_dtype_describe(dtype).name; }
+
+static tsri_cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_resolved *problem) {
+  return tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
+                               cpu_kernels[kernel].rows, cpu_kernels[kernel].keys);
+}
+
+static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved *problem,
+                               tsr_estimate *estimate, tsr_reason *reason) {
+  const cpu_state *state = (const cpu_state *)opaque;
+  const tsr_problem *p = &problem->p;
+  const tsr_dtype dtype = cpu_kernels[kernel].dtype;
+  const uint32_t unknown = problem->features & ~(uint32_t)(CPU_FORWARD_FEATURES | CPU_BACKWARD_ONLY);
+  tsri_cpu_plan plan;
+  if (p->q.dtype != dtype || p->k.dtype != dtype || p->v.dtype != dtype) {
+    snprintf(reason->text, sizeof reason->text, "q, k, v are %s, %s, %s; this kernel takes %s",
+             dtype_name(p->q.dtype), dtype_name(p->k.dtype), dtype_name(p->v.dtype),
+             dtype_name(dtype));
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  if (p->o.dtype != dtype && p->o.dtype != TSR_DTYPE_F32) {
+    snprintf(reason->text, sizeof reason->text, "o is %s; this kernel writes %s or float32",
+             dtype_name(p->o.dtype), dtype_name(dtype));
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  if (unknown) {
+    snprintf(reason->text, sizeof reason->text, "%s (feature bit 0x%x)",
+             feature_name(unknown & (~unknown + 1)), unknown & (~unknown + 1));
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  plan = make_plan(state, kernel, problem);
+  if (tsri_cpu_forward_workspace(&plan) == INT64_MAX) {
+    snprintf(reason->text, sizeof reason->text, "needs more workspace than can be addressed");
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  tsri_cpu_forward_estimate(&plan, &state->device, estimate);
+  return TSR_STATUS_SUCCESS;
+}
+
+static tsr_status cpu_plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem,
+                                  void **out, tsr_reason *reason) {
+  const cpu_state *state = (const cpu_state *)opaque;
+  tsri_cpu_plan *plan =
+      (tsri_cpu_plan *)state->host.alloc(state->host.context, sizeof *plan, 64);
+  if (!plan) {
+    snprintf(reason->text, sizeof reason->text, "no memory for a plan of %zu bytes", sizeof *plan);
+    return TSR_STATUS_OUT_OF_MEMORY;
+  }
+  *plan = make_plan(state, kernel, problem);
+  *out = plan;
+  return TSR_STATUS_SUCCESS;
+}
+
+static void cpu_plan_destroy(void *opaque, void *plan) {
+  const cpu_state *state = (const cpu_state *)opaque;
+  state->host.free(state->host.context, plan);
+}
+
+static tsr_status cpu_run(void *state, void *plan, const tsr_args *args, tsr_reason *reason) {
+  (void)state;
+  return tsri_cpu_forward_run((const tsri_cpu_plan *)plan, args, reason);
+}
+
+/* Rows of a merge or of a keep mask, `step` to a task. */
+typedef struct row_job {
+  const tsri_cpu_kernels *kernels;
+  const tsri_cpu_merge *merge; /* or */
+  const tsri_cpu_keep *keep;
+  int64_t rows, step;
+} row_job;
+
+static void row_task(void *arg, int64_t index, int32_t worker) {
+  const row_job *job = (const row_job *)arg;
+  int64_t row = index * job->step;
+  const int64_t end = job->rows - row < job->step ? job->rows : row + job->step;
+  (void)worker;
+  for (; row < end; ++row)
+    if (job->merge)
+      job->kernels->merge(job->merge, row);
+    else
+      job->kernels->keep(job->keep, row);
+}
+
+/* length: elements of a row; tasks get about 16384 of them. */
+static tsr_status run_rows(const cpu_state *state, row_job *job, int64_t length, tsr_reason *reason) {
+  job->kernels = &state->kernels;
+  job->step = 16384 / (length + 1) + 1;
+  if (tsri_cpu_run(&state->runner, row_task, job, (job->rows + job->step - 1) / job->step) == 0)
+    return TSR_STATUS_SUCCESS;
+  snprintf(reason->text, sizeof reason->text, "the runner of the context could not run the tasks");
+  return TSR_STATUS_INTERNAL;
+}
+
+static tsr_status cpu_merge(void *opaque, int32_t device, const tsr_merge_problem *problem,
+                            const void *const *o_parts, const float *const *lse_parts, void *o,
+                            float *lse, void *stream, tsr_reason *reason) {
+  tsri_cpu_merge merge;
+  row_job job = {NULL, NULL, NULL, 0, 0};
+  (void)device;
+  (void)stream;
+  merge.problem = problem;
+  merge.o_parts = o_parts;
+  merge.lse_parts = lse_parts;
+  merge.o = o;
+  merge.lse = lse;
+  job.merge = &merge;
+  job.rows = problem->batch * problem->heads * problem->seq;
+  return run_rows((const cpu_state *)opaque, &job, tsri_mul_sat(problem->parts, problem->dim_v),
+                  reason);
+}
+
+static tsr_status cpu_dropout_mask(void *opaque, int32_t device, const tsr_dropout_problem *problem,
+                                   uint8_t *mask, void *stream, tsr_reason *reason) {
+  tsri_cpu_keep keep;
+  row_job job = {NULL, NULL, NULL, 0, 0};
+  (void)device;
+  (void)stream;
+  keep.problem = problem;
+  keep.key = tsri_dropout_key_make(problem->seed, problem->offset);
+  keep.threshold = tsri_dropout_threshold(problem->dropout);
+  keep.mask = mask;
+  job.keep = &keep;
+  job.rows = problem->batch * problem->heads * problem->seq_q;
+  return run_rows((const cpu_state *)opaque, &job, problem->seq_k, reason);
+}
+
+static const tsr_backend cpu_backend = {
+    sizeof(tsr_backend), TSR_BACKEND_ABI,  "cpu",           TSR_DEVICE_HOST,  0,
+    cpu_probe,           cpu_close,        cpu_device_count, cpu_device_info, cpu_kernel_info,
+    cpu_supports,        cpu_plan_create,  cpu_plan_destroy, cpu_run,         cpu_merge,
+    cpu_dropout_mask,
+};
+
+TSR_BACKEND_ENTRY(cpu) { return host_abi == TSR_BACKEND_ABI ? &cpu_backend : NULL; }

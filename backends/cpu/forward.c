@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass above its kernels. Tile sizes by the IO model of README.md: keys per step so that
+// S^T of a block stays in L1 beside Q^T, rows per task so that Q^T and O^T of a task stay in half of L2
+// while K and V stream past, which costs Sq / rows passes over K and V. Then tasks are independent.
+#include "forward.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/dtype.h"
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Whether all sequences have the same number of queries, known from the problem. */
+static int uniform(const tsr_problem *p) {
+  return (p->arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q)) == 0;
+}
+
+/* Keys per step. Only facts that are the same for every batch go in, because results follow it. */
+static int64_t keys_per_step(const tsri_cpu_kernels *kernels, const tsri_cpu_device *device,
+                             int64_t most) {
+  const int64_t block = 3 * kernels->lanes;
+  const int64_t fit = device->l1_bytes * 2 / 5 / (block * (int64_t)sizeof(float));
+  return max64(32, min64(most, fit / 16 * 16));
+}
+
+static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
+                             const tsri_cpu_runner *runner, const tsri_cpu_device *device,
+                             int64_t most) {
+  const tsr_problem *p = &problem->p;
+  const int64_t block = 3 * kernels->lanes;
+  const int64_t row_bytes = (p->dim_qk + p->dim_v) * (int64_t)sizeof(float);
+  const int64_t rows = tsri_mul_sat(p->seq_q, problem->group); /* of one sequence and KV head */
+  const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
+  int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
+  /* Enough tasks for threads to balance. */
+  fit = min64(fit, tsri_mul_sat(rows, pairs) / (4 * (int64_t)runner->threads));
+  fit = min64(fit, ceil_div(rows, block) * block);
+  return max64(block, fit / block * block);
+}
+
+tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
+                                    const tsri_cpu_runner *runner, const tsri_cpu_device *device,
+                                    int64_t most_rows, int64_t most_keys) {
+  tsri_cpu_plan plan;
+  plan.problem = problem;
+  plan.kernels = *kernels;
+  plan.runner = *runner;
+  plan.tiles.lanes = kernels->lanes;
+  plan.tiles.rows = rows_per_task(problem, kernels, runner, device, most_rows);
+  plan.tiles.keys = keys_per_step(kernels, device, most_keys);
+  return plan;
+}
+
+/* Bytes of a worker's block. */
+static int64_t scratch_bytes(const tsri_cpu_plan *plan) {
+  tsri_workspace ws = {NULL, 0};
+  tsri_cpu_scratch_take(&ws, &plan->problem->p, &plan->tiles);
+  return ws.used;
+}
+
+int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan) {
+  tsri_workspace ws = {NULL, 0};
+  if (!uniform(&plan->problem->p))
+    tsri_workspace_take(&ws, plan->problem->p.batch + 1, sizeof(int64_t));
+  tsri_workspace_take(&ws, plan->runner.threads, scratch_bytes(plan));
+  return ws.used;
+}
+
+/* Allowed keys of an average row of the largest sequence, from up to 64 rows. */
+static double mean_keys(const tsr_problem *p) {
+  const int64_t samples = min64(64, p->seq_q);
+  tsri_mask_rule rule = tsri_mask_rule_make(p->window.kind, p->window.left, p->window.right,
+                                            p->diagonal, p->prefix, p->seq_q, p->seq_k);
+  double sum = 0;
+  int64_t t;
+  for (t = 0; t < samples; ++t) {
+    const int64_t i = (int64_t)((double)p->seq_q * ((double)t + 0.5) / (double)samples);
+    const tsri_mask_row row = tsri_mask_row_of(&rule, min64(i, p->seq_q - 1));
+    sum += (double)tsri_mask_row_count(&row);
+  }
+  return samples > 0 ? sum / (double)samples : 0;
+}
+
+void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device *device,
+                               tsr_estimate *estimate) {
+  const tsr_problem *p = &plan->problem->p;
+  const tsri_cpu_tiles *tiles = &plan->tiles;
+  const double rows = (double)p->seq_q * plan->problem->group; /* of a sequence and KV head */
+  const double pairs = (double)p->batch * (double)p->heads_kv;
+  const double keys = mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
+  const double bytes_in = tsri_dtype_bytes(p->k.dtype), bytes_q = tsri_dtype_bytes(p->q.dtype);
+  const double bytes_out = tsri_dtype_bytes(p->o.dtype);
+  const double lanes = (double)tiles->lanes, threads = plan->runner.threads;
+  const double tasks = ceil(rows / (double)tiles->rows);
+  const double filled = rows > 0 ? rows / (ceil(rows / lanes) * lanes) : 1;
+  /* A head whose K and V fit in L2 is read from slow memory once, else once per task. */
+  const double passes =
+      (double)p->seq_k * dims * bytes_in <= (double)device->l2_bytes / 2 ? min64(1, (int64_t)tasks)
+                                                                         : tasks;
+  const double peak = device->clock * lanes * (plan->kernels.fused ? 4 : 2);
+  double efficiency = 0.7 * filled, parallel = fmin(threads, fmax(1, pairs * tasks));
+  if (rows < 3 * lanes) efficiency *= 0.6; /* one or two vectors of rows: more loads per product */
+  if (p->softcap > 0 || p->bias.dtype != TSR_DTYPE_NONE || p->alibi != TSR_ALIBI_NONE ||
+      p->mask.dtype != TSR_DTYPE_NONE || p->dropout > 0)
+    efficiency *= 0.7;
+  estimate->flops = 2 * rows * pairs * keys * dims;
+  estimate->bytes = pairs * rows * ((double)p->dim_qk * bytes_q + (double)p->dim_v * bytes_out) +
+                    pairs * passes * keys * dims * bytes_in;
+  if (p->bias.dtype != TSR_DTYPE_NONE)
+    estimate->bytes += pairs * rows * keys * tsri_dtype_bytes(p->bias.dtype);
+  estimate->seconds = 5e-6 + fmax(estimate->flops / (peak * efficiency * parallel),
+                                  estimate->bytes / (device->bandwidth * fmin(parallel, 8)));
+  estimate->tile_q = tiles->rows;
+  estimate->tile_k = tiles->keys;
+  estimate->workspace = (size_t)tsri_cpu_forward_workspace(plan);
+}
+
+typedef struct forward_job {
+  tsri_cpu_forward forward;
+  void (*kernel)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
+} forward_job;
+
+static void forward_task(void *arg, int64_t index, int32_t worker) {
+  const forward_job *job = (const forward_job *)arg;
+  job->kernel(&job->forward, index, worker);
+}
+
+/* Rows [begin, end) of head h's slot that no query uses: O = 0, LSE and maximum -inf. */
+static void clear_rows(const tsr_problem *p, const tsr_args *args, int64_t b, int64_t h, int64_t begin,
+                       int64_t end) {
+  int64_t row, x;
+  for (row = begin; row < end; ++row) {
+    const int64_t at = tsri_row_offset(p->o.stride, b, h, row);
+    for (x = 0; x < p->dim_v; ++x)
+      tsri_store_f32(p->o.dtype, args->o, at + x * p->o.stride[3], 0.0f);
+    if (args->lse) args->lse[tsri_row_offset(p->lse.stride, b, h, row)] = -INFINITY;
+    if (args->max_logit)
+      args->max_logit[tsri_row_offset(p->max_logit.stride, b, h, row)] = -INFINITY;
+  }
+}
+
+/* Index (b, h). */
+static void clear_task(void *arg, int64_t index, int32_t worker) {
+  const tsri_cpu_forward *job = (const tsri_cpu_forward *)arg;
+  const tsr_problem *p = &job->problem->p;
+  const int64_t b = index / p->heads_q, h = index % p->heads_q;
+  const tsri_span q = tsri_sequence_of(p, job->args, b).q;
+  (void)worker;
+  clear_rows(p, job->args, b, h, q.slot_begin, q.begin);
+  clear_rows(p, job->args, b, h, q.begin + q.len, q.slot_begin + q.slot_len);
+}
+
+/* Tasks of a sequence with sq queries. */
+static int64_t tasks_of(const tsri_cpu_plan *plan, int64_t sq) {
+  return plan->problem->p.heads_kv * ceil_div(sq * plan->problem->group, plan->tiles.rows);
+}
+
+tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args, tsr_reason *reason) {
+  const tsr_problem *p = &plan->problem->p;
+  tsri_workspace ws = {(unsigned char *)args->workspace, 0};
+  forward_job job;
+  int64_t b, tasks = 0;
+  memset(&job, 0, sizeof job);
+  job.kernel = plan->kernels.forward;
+  job.forward.problem = plan->problem;
+  job.forward.args = args;
+  job.forward.tiles = plan->tiles;
+  job.forward.pages = tsri_pages_of(p, args);
+  if (p->dropout > 0)
+    job.forward.drop_key = args->rng_state
+                               ? tsri_dropout_key_make(args->rng_state[0], args->rng_state[1])
+                               : tsri_dropout_key_make(args->seed, args->offset);
+  if (uniform(p)) {
+    job.forward.tasks_each = tasks_of(plan, p->seq_q);
+    tasks = p->batch * job.forward.tasks_each;
+  } else {
+    int64_t *first = (int64_t *)tsri_workspace_take(&ws, p->batch + 1, sizeof(int64_t));
+    for (b = 0; b < p->batch; ++b) {
+      first[b] = tasks;
+      tasks += tasks_of(plan, tsri_sequence_of(p, args, b).q.len);
+    }
+    first[p->batch] = tasks;
+    job.forward.first_task = first;
+  }
+  job.forward.scratch_bytes = scratch_bytes(plan);
+  job.forward.scratch =
+      (unsigned char *)tsri_workspace_take(&ws, plan->runner.threads, job.forward.scratch_bytes);
+  if (tsri_cpu_run(&plan->runner, forward_task, &job, tasks) != 0 ||
+      (p->arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q) &&
+       tsri_cpu_run(&plan->runner, clear_task, &job.forward, p->batch * p->heads_q) != 0)) {
+    snprintf(reason->text, sizeof reason->text, "the runner of the context could not run the tasks");
+    return TSR_STATUS_INTERNAL;
+  }
+  return TSR_STATUS_SUCCESS;
+}

@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward of one task: a tile of rows of one sequence and KV head against all keys they may see.
+// Compiled once per Highway target; forward.c runs the tasks. A row is a pair (query, head of the
+// group), queries outermost, so that grouped heads share every load of K and V and a tile spans few
+// queries. The tile is cut into blocks of 3 vectors of rows; per step of tiles.keys keys each block
+// does S^T = K Q^T, the score steps it needs, one step of the recurrence, and O^T += V^T P^T.
+//
+// A row's bits depend on its own inputs and on where the key steps are cut (multiples of tiles.keys
+// from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes are
+// independent, and every sum runs over its index in order.
+#include "kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu/forward_simd.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which includes this file once per target.
+#include "hwy/highway.h"
+
+#include "common/score.h"
+#include "convert-inl.h"
+#include "row_policy-inl.h"
+#include "score-inl.h"
+#include "tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+
+// A block of at most kMaxVectors vectors of the task's rows, and the keys it takes in one step.
+struct Block {
+  size_t first;  // row of the task
+  size_t live;   // rows that exist; lanes beyond repeat the last one's coordinates
+  size_t width;  // lanes
+  int64_t key;   // first key
+  size_t keys;
+};
+
+struct Operand {  // keys of K or V, float32, last stride 1
+  const float *data;
+  int64_t ld;
+};
+
+class ForwardTask {
+ public:
+  ForwardTask(const tsri_cpu_forward &job, int64_t task, int32_t worker)
+      : job_(job), p_(job.problem->p), args_(*job.args) {
+    tsri_workspace ws = {job.scratch + worker * job.scratch_bytes, 0};
+    s_ = tsri_cpu_scratch_take(&ws, &p_, &job.tiles);
+    line_ = static_cast<size_t>(tsri_cpu_line_width(&p_, &job.tiles));
+    lanes_ = hn::Lanes(DF());
+    dim_ = static_cast<size_t>(p_.dim_qk);
+    dim_v_ = static_cast<size_t>(p_.dim_v);
+    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE;
+    tensor_mask_ = p_.mask.dtype != TSR_DTYPE_NONE || p_.block_mask.dtype != TSR_DTYPE_NONE;
+    locate(task);
+  }
+
+  void run() {
+    load_rows();
+    const int64_t last = static_cast<int64_t>(rows_) - 1;
+    const tsri_mask_row seen = tsri_mask_rows_of(&rule_, s_.query[0], s_.query[last] + 1);
+    const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
+    for (int64_t j = 0; j < end; j += step) {
+      // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped over.
+      if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
+      step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
+    }
+    store_rows();
+  }
+
+ private:
+  // Sequence, KV head and rows of a task number.
+  void locate(int64_t task) {
+    int64_t index = task;
+    if (job_.first_task) {
+      int64_t low = 0, high = p_.batch;  // first_task[low] <= task < first_task[high]
+      while (high - low > 1) {
+        const int64_t mid = low + (high - low) / 2;
+        (job_.first_task[mid] <= task ? low : high) = mid;
+      }
+      b_ = low;
+      index -= job_.first_task[low];
+    } else {
+      b_ = task / job_.tasks_each;
+      index -= b_ * job_.tasks_each;
+    }
+    seq_ = tsri_sequence_of(&p_, &args_, b_);
+    rule_ = tsri_sequence_rule(&p_, &seq_);
+    const int64_t group = job_.problem->group;
+    const int64_t all = seq_.q.len * group, size = job_.tiles.rows;
+    const int64_t tiles = (all + size - 1) / size;
+    g_ = index / tiles;
+    // The last tile first: under a causal mask it has the most keys.
+    row0_ = (tiles - 1 - index % tiles) * size;
+    rows_ = static_cast<size_t>(HWY_MIN(all - row0_, size));
+  }
+
+  size_t block_lanes(size_t first) const {
+    const size_t most = kMaxVectors * lanes_;
+    return HWY_MIN(most, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
+  }
+
+  // Coordinates of every row; Q^T times the scale; the state before the first key.
+  void load_rows() {
+    const int64_t group = job_.problem->group;
+    const float scale = natural_ ? p_.scale : static_cast<float>(p_.scale * TSRI_LOG2E);
+    const size_t padded = (rows_ + lanes_ - 1) / lanes_ * lanes_;
+    for (size_t r = 0; r < padded; ++r) {
+      const int64_t row = row0_ + static_cast<int64_t>(HWY_MIN(r, rows_ - 1));
+      s_.query[r] = row / group;
+      s_.head[r] = g_ * group + row % group;
+      const tsri_mask_row allowed = tsri_mask_row_of(&rule_, s_.query[r]);
+      s_.from[r] = allowed.lo;
+      s_.to[r] = allowed.hi;
+      s_.m[r] = -__builtin_inff();
+      s_.l[r] = 0.0f;
+      if (p_.alibi != TSR_ALIBI_NONE) {
+        const int64_t row_of = p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q;
+        s_.slope[r] = args_.alibi[row_of + s_.head[r]];
+      }
+    }
+    memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
+    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
+      const size_t width = block_lanes(first);
+      for (size_t r = 0; r < width; r += kGroup) {
+        const float *lines[kGroup];
+        for (size_t t = 0; t < kGroup; ++t) lines[t] = query_line(first + r + t, t);
+        rows_to_columns(lines, dim_, scale, s_.q_t + first * dim_ + r, width);
+      }
+    }
+  }
+
+  // A row of Q as float32: where it is, or converted into line t.
+  const float *query_line(size_t r, size_t t) {
+    float *line = s_.lines + t * line_;
+    if (r >= rows_) {
+      memset(line, 0, dim_ * sizeof(float));
+      return line;
+    }
+    const int64_t at =
+        tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
+    if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
+      return static_cast<const float *>(args_.q) + at;
+    load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
+    return line;
+  }
+
+  // Keys [key, key + n) of K or V: in place if they are float32 rows at one distance, else converted
+  // and packed into buffer.
+  Operand operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
+                  float *buffer) {
+    const int64_t row = seq_.k.begin + key, count = static_cast<int64_t>(n);
+    const int64_t *stride = layout.stride;
+    if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 &&
+        tsri_kv_run(&job_.pages, row, count) == count) {
+      return {static_cast<const float *>(base) + tsri_kv_offset(&job_.pages, stride, b_, g_, row),
+              stride[2]};
+    }
+    for (int64_t r = 0; r < count;) {
+      const int64_t run = tsri_kv_run(&job_.pages, row + r, count - r);
+      const int64_t at = tsri_kv_offset(&job_.pages, stride, b_, g_, row + r);
+      if (stride[3] != 1 && stride[2] == 1) {  // a transposed view: its lines are the columns
+        for (size_t x = 0; x < dim; ++x) {
+          load_row_any(layout.dtype, base, at + static_cast<int64_t>(x) * stride[3], 1,
+                       static_cast<size_t>(run), s_.lines);
+          for (int64_t t = 0; t < run; ++t)
+            buffer[static_cast<size_t>(r + t) * dim + x] = s_.lines[t];
+        }
+      } else {
+        for (int64_t t = 0; t < run; ++t)
+          load_row_any(layout.dtype, base, at + t * stride[2], stride[3], dim,
+                       buffer + static_cast<size_t>(r + t) * dim);
+      }
+      r += run;
+    }
+    return {buffer, static_cast<int64_t>(dim)};
+  }
+
+  // Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8
+  // from `begin`, which is one of 4 from key 0, as dropout_tile needs.
+  static void trim(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key, size_t *keys) {
+    const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
+    int64_t start = begin;
+    if (begin >= seen.prefix && seen.lo > begin) start = begin + (seen.lo - begin) / 8 * 8;
+    *key = start;
+    *keys = stop > start ? static_cast<size_t>(stop - start) : 0;
+  }
+
+  // Folds keys [begin, end) into every block that sees some of them.
+  void step_keys(const tsri_mask_row &seen, int64_t begin, int64_t end) {
+    int64_t key;
+    size_t keys;
+    trim(seen, begin, end, &key, &keys);
+    if (keys == 0) return;
+    const Operand k = operand(p_.k, args_.k, dim_, key, keys, s_.k);
+    const Operand v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v);
+    Block block;
+    for (block.first = 0; block.first < rows_; block.first += block.width) {
+      block.width = block_lanes(block.first);
+      block.live = HWY_MIN(block.width, rows_ - block.first);
+      const int64_t i0 = s_.query[block.first], i1 = s_.query[block.first + block.live - 1] + 1;
+      trim(tsri_mask_rows_of(&rule_, i0, i1), begin, end, &block.key, &block.keys);
+      if (block.keys == 0) continue;
+      const tsri_tile_class kind = tsri_mask_tile_class(
+          &rule_, i0, i1, block.key, block.key + static_cast<int64_t>(block.keys));
+      if (kind == TSRI_TILE_SKIP) continue;
+      const Operand kb = {k.data + (block.key - key) * k.ld, k.ld};
+      const Operand vb = {v.data + (block.key - key) * v.ld, v.ld};
+      const size_t vectors = block.width / lanes_;
+      if (vectors == 3)
+        fold<3>(block, kb, vb, kind);
+      else if (vectors == 2)
+        fold<2>(block, kb, vb, kind);
+      else
+        fold<1>(block, kb, vb, kind);
+    }
+  }
+
+  // One block, one step.
+  template <int NV>
+  HWY_NOINLINE void fold(const Block &block, const Operand &k, const Operand &v,
+                         tsri_tile_class kind) {
+    const DF d;
+    const size_t n = block.keys, lanes = lanes_;
+    const float *q = s_.q_t + block.first * dim_;
+    float *m = s_.m + block.first, *l = s_.l + block.first;
+    const VF old0 = hn::Load(d, m);
+    const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
+    const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
+    VF m0 = old0, m1 = old1, m2 = old2;
+    if (kind == TSRI_TILE_FULL && !natural_ && !tensor_mask_) {
+      score_tile<NV, true>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
+      hn::Store(m0, d, m);
+      if (NV > 1) hn::Store(m1, d, m + lanes);
+      if (NV > 2) hn::Store(m2, d, m + 2 * lanes);
+    } else {
+      score_tile<NV, false>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
+      if (!finish_scores(block, kind)) return;
+      m0 = hn::Load(d, m);
+      if (NV > 1) m1 = hn::Load(d, m + lanes);
+      if (NV > 2) m2 = hn::Load(d, m + 2 * lanes);
+    }
+    const VF r0 = Recurrence::reference(m0), r1 = Recurrence::reference(m1),
+             r2 = Recurrence::reference(m2);
+    VF t0 = r0, t1 = r0, t2 = r0;
+    if (natural_)
+      softmax_tile<NV, true>(s_.s_t, n, r0, r1, r2, t0, t1, t2);
+    else
+      softmax_tile<NV, false>(s_.s_t, n, r0, r1, r2, t0, t1, t2);
+    const VF a0 = moved(old0, r0), a1 = moved(old1, r1), a2 = moved(old2, r2);
+    hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
+    if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
+    if (NV > 2) hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
+    if (p_.dropout > 0) drop(block);
+    output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
+  }
+
+  // Factor on sums when the maximum moves from m to the one with this reference.
+  HWY_INLINE VF moved(VF m, VF ref) const {
+    return natural_ ? probability<true>(m, ref) : Recurrence::correction(m, ref);
+  }
+
+  // The score steps on S^T of a block, and the new maxima. False: no key is allowed for any row.
+  HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
+    const size_t n = block.keys, width = block.width, count = n * width;
+    float *s = s_.s_t;
+    if (tensor_mask_) {  // first, because an empty tile ends the step
+      const size_t ones = load_mask(block);
+      if (ones == 0) return false;
+      if (ones < count) {
+        apply_terms(block);
+        mask_tile(s, s_.term, count);
+      } else {
+        apply_terms(block);
+      }
+    } else {
+      apply_terms(block);
+    }
+    if (kind == TSRI_TILE_EDGE) {
+      const int64_t most = static_cast<int64_t>(n);
+      for (size_t r = 0; r < width; ++r) {
+        s_.lo[r] = static_cast<int32_t>(tsri_clamp(s_.from[block.first + r] - block.key, 0, most));
+        s_.hi[r] = static_cast<int32_t>(tsri_clamp(s_.to[block.first + r] - block.key, 0, most));
+      }
+      interval_tile(s, n, width,
+                    static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo, s_.hi);
+    }
+    max_tile(s, n, width, s_.m + block.first);
+    return true;
+  }
+
+  // Softcap, bias and ALiBi.
+  void apply_terms(const Block &block) {
+    const size_t n = block.keys, width = block.width;
+    float *s = s_.s_t;
+    if (p_.softcap > 0) softcap_tile(s, n * width, p_.softcap);
+    if (p_.bias.dtype != TSR_DTYPE_NONE) {
+      load_bias(block);
+      add_tile(s, s_.bias, n * width);
+    }
+    if (p_.alibi != TSR_ALIBI_NONE) {
+      for (size_t r = 0; r < width; ++r)
+        s_.lo[r] = static_cast<int32_t>(s_.query[block.first + r] + rule_.sk - rule_.sq - block.key);
+      alibi_tile(s, n, width, s_.slope + block.first, s_.lo);
+    }
+  }
+
+  void load_bias(const Block &block) {
+    const tsr_layout &bias = p_.bias;
+    for (size_t r = 0; r < block.width; r += kGroup) {
+      const float *lines[kGroup];
+      int64_t last = -1;
+      for (size_t t = 0; t < kGroup; ++t) {
+        const size_t row = block.first + r + t;
+        const int64_t at =
+            tsri_pair_offset(bias.stride, b_, s_.head[row], s_.query[row], block.key);
+        lines[t] = s_.lines + t * line_;
+        if (t > 0 && at == last)
+          lines[t] = lines[t - 1];
+        else
+          bias_line(bias, args_.bias, at, block.keys, s_.lines + t * line_);
+        last = at;
+      }
+      rows_to_columns(lines, block.keys, 1.0f, s_.bias + r, block.width);
+    }
+  }
+
+  // Mask and block mask into term; returns the number of allowed elements.
+  size_t load_mask(const Block &block) {
+    size_t ones = 0;
+    for (size_t r = 0; r < block.width; r += kGroup) {
+      const float *lines[kGroup];
+      for (size_t t = 0; t < kGroup; ++t) {
+        const size_t row = block.first + r + t;
+        float *line = s_.lines + t * line_;
+        lines[t] = line;
+        if (p_.mask.dtype != TSR_DTYPE_NONE) {
+          ones += mask_line(p_.mask, args_.mask,
+                            tsri_pair_offset(p_.mask.stride, b_, s_.head[row], s_.query[row], block.key),
+                            block.keys, line);
+        } else {
+          for (size_t j = 0; j < block.keys; ++j) line[j] = 1.0f;
+          ones += block.keys;
+        }
+        if (p_.block_mask.dtype != TSR_DTYPE_NONE) {
+          const int64_t at = tsri_pair_offset(p_.block_mask.stride, b_, s_.head[row],
+                                              s_.query[row] / p_.block_q, 0);
+          ones -= block_mask_line(p_.block_mask, args_.block_mask, at, p_.block_k, block.key,
+                                  block.keys, line);
+        }
+      }
+      rows_to_columns(lines, block.keys, 1.0f, s_.term + r, block.width);
+    }
+    return ones;
+  }
+
+  HWY_NOINLINE void drop(const Block &block) {
+    uint32_t *query = reinterpret_cast<uint32_t *>(s_.lo), *head = reinterpret_cast<uint32_t *>(s_.hi);
+    for (size_t r = 0; r < block.width; ++r) {
+      query[r] = static_cast<uint32_t>(s_.query[block.first + r]);
+      head[r] = static_cast<uint32_t>(b_ * p_.heads_q + s_.head[block.first + r]);
+    }
+    dropout_tile(s_.s_t, block.keys, block.width, block.key, query, head, job_.drop_key,
+                 job_.problem->drop_threshold, job_.problem->keep_scale);
+  }
+
+  // Divides by l, and writes O, LSE and the maxima. LSE replaces l, the natural maximum replaces m.
+  void store_rows() {
+    const DF d;
+    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
+      const size_t width = block_lanes(first);
+      float *o = s_.o_t + first * dim_v_;
+      for (size_t x = 0; x < width; x += lanes_) {
+        const VF factor = finish_vector(first + x);
+        for (size_t c = 0; c < dim_v_; ++c) {
+          float *at = o + c * width + x;
+          // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
+          hn::Store(hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d)), d, at);
+        }
+      }
+      for (size_t r = 0; r < width; r += kGroup) {
+        columns_to_rows(o + r, width, dim_v_, s_.lines, line_);
+        for (size_t t = 0; t < kGroup && first + r + t < rows_; ++t) {
+          const size_t row = first + r + t;
+          const int64_t at =
+              tsri_row_offset(p_.o.stride, b_, s_.head[row], seq_.q.begin + s_.query[row]);
+          store_row_any(p_.o.dtype, s_.lines + t * line_, dim_v_, args_.o, at, p_.o.stride[3]);
+        }
+      }
+    }
+    if (args_.lse) store_state(p_.lse.stride, args_.lse, s_.l);
+    if (args_.max_logit) store_state(p_.max_logit.stride, args_.max_logit, s_.m);
+  }
+
+  // 1 / l of one vector of rows, after the sink joined.
+  HWY_INLINE VF finish_vector(size_t row) {
+    const DF d;
+    const VF m = hn::Load(d, s_.m + row), l = hn::Load(d, s_.l + row);
+    VF top = m, sum = l, factor = hn::Set(d, 1.0f);
+    if (p_.sink) {
+      const float unit = natural_ ? 1.0f : static_cast<float>(TSRI_LOG2E);
+      for (size_t t = 0; t < lanes_; ++t) s_.lines[t] = args_.sink[s_.head[row + t]] * unit;
+      const VF sink = hn::Load(d, s_.lines);
+      top = Recurrence::new_max(m, sink);
+      const VF ref = Recurrence::reference(top);
+      factor = moved(m, ref);
+      const VF mine = probability<false>(sink, ref), mine_natural = probability<true>(sink, ref);
+      sum = Recurrence::new_sum(l, factor, natural_ ? mine_natural : mine);
+    }
+    const VF lse = natural_ ? Recurrence::merged_lse(top, sum) : Recurrence::log_sum_exp(top, sum);
+    hn::Store(lse, d, s_.l + row);
+    if (!natural_) hn::Store(hn::Mul(m, hn::Set(d, static_cast<float>(TSRI_LN2))), d, s_.m + row);
+    return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
+  }
+
+  void store_state(const int64_t *stride, float *out, const float *value) {
+    for (size_t r = 0; r < rows_; ++r)
+      out[tsri_row_offset(stride, b_, s_.head[r], seq_.q.begin + s_.query[r])] = value[r];
+  }
+
+  const tsri_cpu_forward &job_;
+  const tsr_problem &p_;
+  const tsr_args &args_;
+  tsri_cpu_scratch s_;
+  size_t line_, lanes_, dim_, dim_v_;
+  bool natural_;      // scores in natural units: they pass through softcap, bias or ALiBi
+  bool tensor_mask_;  // mask or block mask
+  int64_t b_, g_;
+  tsri_sequence seq_;
+  tsri_mask_rule rule_;
+  int64_t row0_;
+  size_t rows_;
+};
+
+void forward(const tsri_cpu_forward *job, int64_t task, int32_t worker) {
+  ForwardTask(*job, task, worker).run();
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "targets.h"
+namespace tessera {
+HWY_EXPORT(forward);
+}
+
+void tsri_cpu_forward_install(int64_t target, tsri_cpu_kernels *kernels) {
+  kernels->forward = TSRI_CPU_FUNCTION(tessera, forward, target);
+}
+#endif

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arithmetic of one vector of rows, per Highway target: 2^x, log2, tanh, and the policy that
+// common/online_softmax-inl.h is instantiated with. Lanes are independent: a lane's result depends on
+// that lane's input alone, so a row gives the same bits in whatever lane it lands.
+//
+// 2^x = 2^r 2^f with r = round(x), f in [-1/2, 1/2]; 2^f by a polynomial of degree 6 with constant
+// term 1 (relative error 4e-9, below the rounding of its evaluation). Results below 2^-126 are 0.
+// log2 x = e + 2 log2(e) atanh((m - 1) / (m + 1)), m in [sqrt(1/2), sqrt(2)), by its series.
+// tanh by an odd polynomial up to 0.625, beyond by 1 - 2 / (e^2x + 1).
+#include "common/platform.h"
+#include "hwy/highway.h"
+
+#if defined(TESSERA_CPU_ROW_POLICY_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_CPU_ROW_POLICY_INL_H_
+#undef TESSERA_CPU_ROW_POLICY_INL_H_
+#else
+#define TESSERA_CPU_ROW_POLICY_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+using DI = hn::RebindToSigned<DF>;
+using VI = hn::Vec<DI>;
+using DU = hn::RebindToUnsigned<DF>;
+using VU = hn::Vec<DU>;
+
+// max(a, limit) and min(a, limit) that let a NaN in a through: on x86 the second operand wins.
+HWY_INLINE VF at_least(VF a, VF limit) { return hn::Max(limit, a); }
+HWY_INLINE VF at_most(VF a, VF limit) { return hn::Min(limit, a); }
+
+HWY_INLINE VF exp2_polynomial(DF d, VF f) {
+  VF p = hn::Set(d, 1.546973198e-04f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.341000097e-03f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.618030783e-03f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.550297314e-02f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.402265108e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931472254e-01f));
+  return hn::MulAdd(p, f, hn::Set(d, 1.0f));
+}
+
+// 2^x for x <= 127; exactly 0 at -inf and wherever x < -126, exactly 1 at 0, NaN at NaN.
+HWY_INLINE VF exp2_of(VF x) {
+  const DF d;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // scalef does in one instruction what needs four elsewhere: it scales by 2^r without leaving the
+  // number range, and takes NaN (the polynomial at -inf) with r = -inf to 0.
+  const VF r{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  const VF p = exp2_polynomial(d, hn::Sub(x, r));
+  return VF{_mm512_scalef_ps(p.raw, r.raw)};
+#else
+  const DI di;
+  const VF lowest = hn::Set(d, -126.0f);
+  const VF bounded = at_least(x, lowest);
+  const VF r = hn::Round(bounded);
+  const VF p = exp2_polynomial(d, hn::Sub(bounded, r));
+  const VF y = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::ConvertTo(di, r))));
+  // p of a NaN is NaN, and adding to its exponent field could turn it into a number.
+  const VF kept = hn::IfThenElse(hn::Eq(x, x), y, x);
+  return hn::IfThenZeroElse(hn::Lt(x, lowest), kept);
+#endif
+}
+
+// log2 of positive normal numbers, +inf and NaN; exactly 0 at 1.
+HWY_INLINE VF log2_of(VF x) {
+  const DF d;
+  const DI di;
+  const VF one = hn::Set(d, 1.0f);
+  // Bits of sqrt(1/2): subtracting them makes the exponent field that of x relative to it.
+  const VI origin = hn::Set(di, 0x3f3504f3);
+  const VI bits = hn::BitCast(di, x);
+  const VI e = hn::ShiftRight<23>(hn::Sub(bits, origin));
+  const VF m = hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<23>(e)));
+  const VF s = hn::Div(hn::Sub(m, one), hn::Add(m, one));
+  const VF z = hn::Mul(s, s);
+  VF p = hn::Set(d, 0.3205988980f);  // 2 log2(e) / 9
+  p = hn::MulAdd(p, z, hn::Set(d, 0.4121985831f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.5770780164f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.9617966939f));
+  p = hn::MulAdd(p, z, hn::Set(d, 2.8853900818f));
+  const VF y = hn::MulAdd(p, s, hn::ConvertTo(d, e));
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, __builtin_inff())), y, x);
+}
+
+HWY_INLINE VF tanh_of(VF x) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  const VF a = hn::Abs(x);
+  const VF z = hn::Mul(x, x);
+  VF p = hn::Set(d, -5.717170716e-03f);
+  p = hn::MulAdd(p, z, hn::Set(d, 2.065077873e-02f));
+  p = hn::MulAdd(p, z, hn::Set(d, -5.374358912e-02f));
+  p = hn::MulAdd(p, z, hn::Set(d, 1.333149288e-01f));
+  p = hn::MulAdd(p, z, hn::Set(d, -3.333328400e-01f));
+  const VF small = hn::MulAdd(hn::Mul(p, z), x, x);
+  // Beyond 10 the result is 1 in float32, and 2^x keeps its range.
+  const VF e = exp2_of(hn::Mul(at_most(a, hn::Set(d, 10.0f)), hn::Set(d, 2.885390082f)));
+  const VF big = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  return hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, hn::CopySign(big, x));
+}
+
+struct RowPolicy {
+  using V = VF;
+  static HWY_INLINE V set(float x) { return hn::Set(DF(), x); }
+  // Operands in this order: x86 returns the second when one is NaN, and it is better for m to stay a
+  // number (the NaN score makes its own p, and so l, NaN).
+  static HWY_INLINE V max(V m, V s) { return hn::Max(s, m); }
+  static HWY_INLINE V add(V a, V b) { return hn::Add(a, b); }
+  static HWY_INLINE V sub(V a, V b) { return hn::Sub(a, b); }
+  static HWY_INLINE V mul(V a, V b) { return hn::Mul(a, b); }
+  static HWY_INLINE V mul_add(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+  static HWY_INLINE V div(V a, V b) { return hn::Div(a, b); }
+  static HWY_INLINE V exp2(V x) { return exp2_of(x); }
+  static HWY_INLINE V log2(V x) { return log2_of(x); }
+  static HWY_INLINE V select_eq(V a, V b, V yes, V no) {
+    return hn::IfThenElse(hn::Eq(a, b), yes, no);
+  }
+};
+
+#include "common/online_softmax-inl.h"
+
+using Recurrence = OnlineSoftmax<RowPolicy>;
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_CPU_ROW_POLICY_INL_H_

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Micro-kernels on one tile, per Highway target, in the "query lanes" form: a lane is a row of Q, so
+// scores are S^T = K Q^T, outputs O^T = V^T P^T, and everything between is vertical. K and V are read
+// as scalars that are broadcast, in their own layout, and need no packing.
+//
+//   Q^T [dim][W]    S^T, P^T [keys][W]    O^T [dim_v][W]     W = NV vectors of rows, NV = 1 .. 3
+//
+// A block of MR keys (or MR dims of V) times NV vectors keeps MR * NV sums in registers. Every element
+// is summed over the inner index in order by fused multiply-add, whatever MR and NV are, so a row's
+// bits do not depend on the block it fell into.
+#include <stddef.h>
+#include <stdint.h>
+
+#include "row_policy-inl.h"
+
+#if defined(TESSERA_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_CPU_TILE_INL_H_
+#undef TESSERA_CPU_TILE_INL_H_
+#else
+#define TESSERA_CPU_TILE_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+
+// Vectors per block of rows, and rows of the register block: 24 + 4 of 32 registers, or 12 + 4 of 16.
+constexpr int kMaxVectors = 3;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+template <int NV>
+constexpr int kBlock = NV == 1 ? 8 : 4;
+#else
+template <int NV>
+constexpr int kBlock = 8;
+#endif
+
+// Vectors may not be array elements or members on targets of unknown length: names are made by hand.
+#define TSRI_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+
+// Scores of keys 0 .. n-1 at k (rows `ld` apart) against one block of rows; with kMax, the maximum over
+// keys is folded into m0 .. m2. Rows of S^T up to the next multiple of the block may be overwritten:
+// they repeat key n-1, which no maximum minds.
+template <int NV, bool kMax>
+HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
+                           size_t dim, float *HWY_RESTRICT s, VF &m0, VF &m1, VF &m2) {
+  constexpr int MR = kBlock<NV>;
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t width = NV * lanes;
+  for (size_t j = 0; j < n; j += MR) {
+    const size_t last = n - 1 - j;
+#define TSRI_DECLARE(i)                                                                       \
+  VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;                             \
+  const float *HWY_RESTRICT k##i = k + static_cast<int64_t>(j + HWY_MIN(size_t{i}, last)) * ld;
+    TSRI_EACH_ROW(TSRI_DECLARE)
+#undef TSRI_DECLARE
+    const float *HWY_RESTRICT qx = q;
+    for (size_t x = 0; x < dim; ++x, qx += width) {
+      const VF b0 = hn::Load(d, qx);
+      const VF b1 = NV > 1 ? hn::Load(d, qx + lanes) : b0;
+      const VF b2 = NV > 2 ? hn::Load(d, qx + 2 * lanes) : b0;
+#define TSRI_STEP(i)                                            \
+  if constexpr (i < MR) {                                       \
+    const VF c = hn::Set(d, k##i[x]);                           \
+    a##i##0 = hn::MulAdd(c, b0, a##i##0);                       \
+    if constexpr (NV > 1) a##i##1 = hn::MulAdd(c, b1, a##i##1); \
+    if constexpr (NV > 2) a##i##2 = hn::MulAdd(c, b2, a##i##2); \
+  }
+      TSRI_EACH_ROW(TSRI_STEP)
+#undef TSRI_STEP
+    }
+    float *HWY_RESTRICT sj = s + j * width;
+#define TSRI_FINISH(i)                                                 \
+  if constexpr (i < MR) {                                              \
+    hn::Store(a##i##0, d, sj + i * width);                             \
+    if constexpr (NV > 1) hn::Store(a##i##1, d, sj + i * width + lanes);     \
+    if constexpr (NV > 2) hn::Store(a##i##2, d, sj + i * width + 2 * lanes); \
+    if constexpr (kMax) {                                              \
+      m0 = RowPolicy::max(m0, a##i##0);                                \
+      if constexpr (NV > 1) m1 = RowPolicy::max(m1, a##i##1);          \
+      if constexpr (NV > 2) m2 = RowPolicy::max(m2, a##i##2);          \
+    }                                                                  \
+  }
+    TSRI_EACH_ROW(TSRI_FINISH)
+#undef TSRI_FINISH
+  }
+}
+
+// MR dims of O^T += V^T P^T over n keys, after a rescale by alpha.
+template <int NV, int MR>
+HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
+                             const float *HWY_RESTRICT p, float *HWY_RESTRICT o, VF alpha0, VF alpha1,
+                             VF alpha2) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t width = NV * lanes;
+#define TSRI_DECLARE(i)                                                                     \
+  VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;                           \
+  if constexpr (i < MR) {                                                                   \
+    a##i##0 = Recurrence::rescale(hn::Load(d, o + i * width), alpha0);                      \
+    if constexpr (NV > 1)                                                                   \
+      a##i##1 = Recurrence::rescale(hn::Load(d, o + i * width + lanes), alpha1);            \
+    if constexpr (NV > 2)                                                                   \
+      a##i##2 = Recurrence::rescale(hn::Load(d, o + i * width + 2 * lanes), alpha2);        \
+  }
+  TSRI_EACH_ROW(TSRI_DECLARE)
+#undef TSRI_DECLARE
+  for (size_t j = 0; j < n; ++j, v += ld, p += width) {
+    const VF b0 = hn::Load(d, p);
+    const VF b1 = NV > 1 ? hn::Load(d, p + lanes) : b0;
+    const VF b2 = NV > 2 ? hn::Load(d, p + 2 * lanes) : b0;
+#define TSRI_STEP(i)                                            \
+  if constexpr (i < MR) {                                       \
+    const VF c = hn::Set(d, v[i]);                              \
+    a##i##0 = hn::MulAdd(c, b0, a##i##0);                       \
+    if constexpr (NV > 1) a##i##1 = hn::MulAdd(c, b1, a##i##1); \
+    if constexpr (NV > 2) a##i##2 = hn::MulAdd(c, b2, a##i##2); \
+  }
+    TSRI_EACH_ROW(TSRI_STEP)
+#undef TSRI_STEP
+  }
+#define TSRI_FINISH(i)                                                      \
+  if constexpr (i < MR) {                                                   \
+    hn::Store(a##i##0, d, o + i * width);                                   \
+    if constexpr (NV > 1) hn::Store(a##i##1, d, o + i * width + lanes);     \
+    if constexpr (NV > 2) hn::Store(a##i##2, d, o + i * width + 2 * lanes); \
+  }
+  TSRI_EACH_ROW(TSRI_FINISH)
+#undef TSRI_FINISH
+}
+
+// All dims of O^T: whole blocks, then the rest in halves, so that nothing beyond a row of V is read.
+template <int NV>
+HWY_INLINE void output_tile(const float *v, int64_t ld, size_t n, const float *HWY_RESTRICT p,
+                            size_t dim, float *HWY_RESTRICT o, VF alpha0, VF alpha1, VF alpha2) {
+  constexpr int MR = kBlock<NV>;
+  const size_t width = NV * hn::Lanes(DF());
+  size_t x = 0;
+  for (; x + MR <= dim; x += MR)
+    output_block<NV, MR>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+  if (MR > 4 && (dim - x) & 4) {
+    output_block<NV, 4>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+    x += 4;
+  }
+  if ((dim - x) & 2) {
+    output_block<NV, 2>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+    x += 2;
+  }
+  if ((dim - x) & 1)
+    output_block<NV, 1>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+}
+
+// Scores to probabilities in place, and the sum over keys of each lane. kNatural: scores are natural
+// logarithms and are turned to base two after the subtraction of the maximum, so that a bias of the
+// lowest float cannot overflow; otherwise they are in base two already. `one` is 0 where there are no
+// further vectors.
+template <bool kNatural>
+HWY_INLINE VF probability(VF s, VF m_or_ref) {
+  return kNatural ? Recurrence::weight(s, m_or_ref) : Recurrence::prob(s, m_or_ref);
+}
+
+template <int NV, bool kNatural>
+HWY_INLINE void softmax_tile(float *HWY_RESTRICT s, size_t n, VF r0, VF r1, VF r2, VF &sum0, VF &sum1,
+                             VF &sum2) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t width = NV * lanes;
+  VF t0 = hn::Zero(d), t1 = t0, t2 = t0;
+  for (size_t j = 0; j < n; ++j, s += width) {
+    const VF p0 = probability<kNatural>(hn::Load(d, s), r0);
+    hn::Store(p0, d, s);
+    t0 = hn::Add(t0, p0);
+    if constexpr (NV > 1) {
+      const VF p1 = probability<kNatural>(hn::Load(d, s + lanes), r1);
+      hn::Store(p1, d, s + lanes);
+      t1 = hn::Add(t1, p1);
+    }
+    if constexpr (NV > 2) {
+      const VF p2 = probability<kNatural>(hn::Load(d, s + 2 * lanes), r2);
+      hn::Store(p2, d, s + 2 * lanes);
+      t2 = hn::Add(t2, p2);
+    }
+  }
+  sum0 = t0;
+  sum1 = t1;
+  sum2 = t2;
+}
+
+// Rows are transposed in groups: 4 x 4 blocks of 128-bit vectors exist on every target but SCALAR.
+#if HWY_TARGET == HWY_SCALAR
+constexpr size_t kGroup = 1;
+#else
+constexpr size_t kGroup = 4;
+using D4 = hn::Full128<float>;
+using V4 = hn::Vec<D4>;
+
+HWY_INLINE void transpose4(V4 &a, V4 &b, V4 &c, V4 &e) {
+  const D4 d4;
+  const hn::Full128<uint64_t> d2;
+  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d4, a, b));
+  const auto ab1 = hn::BitCast(d2, hn::InterleaveUpper(d4, a, b));
+  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d4, c, e));
+  const auto ce1 = hn::BitCast(d2, hn::InterleaveUpper(d4, c, e));
+  a = hn::BitCast(d4, hn::InterleaveLower(d2, ab0, ce0));
+  b = hn::BitCast(d4, hn::InterleaveUpper(d2, ab0, ce0));
+  c = hn::BitCast(d4, hn::InterleaveLower(d2, ab1, ce1));
+  e = hn::BitCast(d4, hn::InterleaveUpper(d2, ab1, ce1));
+}
+#endif
+
+// kGroup rows of n floats, times scale, into kGroup columns of a matrix of `width` columns.
+HWY_INLINE void rows_to_columns(const float *const *rows, size_t n, float scale,
+                                float *HWY_RESTRICT dst, size_t width) {
+  size_t x = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const D4 d4;
+  const V4 factor = hn::Set(d4, scale);
+  for (; x + 4 <= n; x += 4) {
+    V4 a = hn::Mul(hn::LoadU(d4, rows[0] + x), factor);
+    V4 b = hn::Mul(hn::LoadU(d4, rows[1] + x), factor);
+    V4 c = hn::Mul(hn::LoadU(d4, rows[2] + x), factor);
+    V4 e = hn::Mul(hn::LoadU(d4, rows[3] + x), factor);
+    transpose4(a, b, c, e);
+    float *HWY_RESTRICT to = dst + x * width;
+    hn::StoreU(a, d4, to);
+    hn::StoreU(b, d4, to + width);
+    hn::StoreU(c, d4, to + 2 * width);
+    hn::StoreU(e, d4, to + 3 * width);
+  }
+#endif
+  for (; x < n; ++x)
+    for (size_t r = 0; r < kGroup; ++r) dst[x * width + r] = rows[r][x] * scale;
+}
+
+// kGroup columns of a matrix of n rows and `width` columns to kGroup rows, `ld` apart.
+HWY_INLINE void columns_to_rows(const float *HWY_RESTRICT src, size_t width, size_t n,
+                                float *HWY_RESTRICT dst, size_t ld) {
+  size_t x = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const D4 d4;
+  for (; x + 4 <= n; x += 4) {
+    const float *HWY_RESTRICT from = src + x * width;
+    V4 a = hn::LoadU(d4, from), b = hn::LoadU(d4, from + width);
+    V4 c = hn::LoadU(d4, from + 2 * width), e = hn::LoadU(d4, from + 3 * width);
+    transpose4(a, b, c, e);
+    hn::StoreU(a, d4, dst + x);
+    hn::StoreU(b, d4, dst + ld + x);
+    hn::StoreU(c, d4, dst + 2 * ld + x);
+    hn::StoreU(e, d4, dst + 3 * ld + x);
+  }
+#endif
+  for (; x < n; ++x)
+    for (size_t r = 0; r < kGroup; ++r) dst[r * ld + x] = src[x * width + r];
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_CPU_TILE_INL_H_
