@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The second half of setup.h: outputs before a run, the run, and what it left. Rows of a slot outside
+// the used part must be zero (-inf for LSE and the row maximum); bytes between rows, before the first
+// slot and after the last must be what they were.
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "numeric.h"
+#include "setup.h"
+
+static bool is_rows(tsr_output which) {
+  return which == TSR_OUTPUT_LSE || which == TSR_OUTPUT_MAX_LOGIT;
+}
+
+static bool is_keys(tsr_output which) { return which == TSR_OUTPUT_DK || which == TSR_OUTPUT_DV; }
+
+/* Calls visit for every row of every slot: i is the row in the used part, or -1 outside it. */
+typedef bool (*visit_fn)(void *state, tsr_buffer *buffer, int64_t b, int64_t h, int64_t i,
+                         int64_t at_b, int64_t at_s);
+
+static bool visit_rows(tsr_setup *s, tsr_output which, visit_fn visit, void *state) {
+  const tsr_case *form = &s->form;
+  tsr_buffer *buffer = &s->out[which];
+  bool keys = is_keys(which);
+  bool packed = keys ? form->packed_k : form->packed_q;
+  const int64_t *begin = keys ? s->begin_k : s->begin_q;
+  const int64_t *lefts = keys ? form->left_k : form->left_q;
+  int64_t b, h, r, seq = keys ? form->seq_k : form->seq_q;
+  for (b = 0; b < form->batch; ++b) {
+    tsr_lengths l = keys ? s->in->k_len[b] : s->in->q_len[b];
+    if (!lefts) l.left = 0;
+    if (!packed) l.slot = seq;
+    for (h = 0; h < buffer->dim[1]; ++h)
+      for (r = 0; r < l.slot; ++r) {
+        int64_t i = r >= l.left && r < l.left + l.len ? r - l.left : -1;
+        if (!visit(state, buffer, b, h, i, packed ? 0 : b, begin[b] + r)) return false;
+      }
+  }
+  return true;
+}
+
+/* ---------------------------------------------------------------------------------------- reset */
+
+static bool reset_row(void *state, tsr_buffer *buffer, int64_t b, int64_t h, int64_t i,
+                      int64_t at_b, int64_t at_s) {
+  static const double zeros[1024];
+  double row[1024];
+  const tsr_dense *initial = (const tsr_dense *)state;
+  int64_t d;
+  if (initial->x) {
+    tsr_buffer_write_row(buffer, at_b, h, at_s,
+                         i >= 0 ? tsr_dense_row(initial, b, h, i) : zeros);
+    return true;
+  }
+  for (d = 0; d < buffer->dim[3]; ++d) row[d] = (double)NAN;
+  tsr_buffer_write_row(buffer, at_b, h, at_s, row);
+  return true;
+}
+
+static void reset_whole(tsr_setup *s, tsr_output which) {
+  tsr_buffer *buffer = &s->out[which];
+  const tsr_dense *initial = &s->in->initial[which];
+  int64_t b, h, i, j;
+  if (!initial->x) return;
+  for (b = 0; b < buffer->dim[0]; ++b)
+    for (h = 0; h < buffer->dim[1]; ++h)
+      for (i = 0; i < buffer->dim[2]; ++i) {
+        const double *from = tsr_dense_row(initial, b, h, i);
+        for (j = 0; j < buffer->dim[3]; ++j) {
+          bool used = which == TSR_OUTPUT_DSINK ||
+                      !isnan(tsr_dense_row(&s->in->bias, b, h, i)[j]);
+          tsr_test_store(buffer->dtype, buffer->block.data, tsr_buffer_offset(buffer, b, h, i, j),
+                         used ? from[j] : 0);
+        }
+      }
+}
+
+void tsr_setup_reset(tsr_setup *s) {
+  int which;
+  int64_t i;
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which) {
+    tsr_buffer *buffer = &s->out[which];
+    if (buffer->dtype == TSR_DTYPE_NONE) continue;
+    if (!buffer->sparse) {
+      for (i = 0; i < buffer->elements; ++i) tsr_test_poison(buffer->dtype, buffer->block.data, i);
+      memset(buffer->mark, 0, (size_t)buffer->elements);
+    }
+    if (which == TSR_OUTPUT_DBIAS || which == TSR_OUTPUT_DSINK)
+      reset_whole(s, (tsr_output)which);
+    else if (buffer->sparse || s->in->initial[which].x)
+      visit_rows(s, (tsr_output)which, reset_row, (void *)(uintptr_t)&s->in->initial[which]);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ run */
+
+static tsr_status give_workspace(tsr_setup *s, const tsr_plan *plan, tsr_pass pass) {
+  size_t bytes = 0;
+  tsr_status status = tsr_plan_workspace_size(plan, pass, &bytes);
+  tsr_block_destroy(&s->workspace);
+  if (status != TSR_STATUS_SUCCESS) return status;
+  if (!tsr_block_create(&s->workspace, bytes, 64, bytes > ((size_t)1 << 28)))
+    return TSR_STATUS_OUT_OF_MEMORY;
+  if (bytes <= ((size_t)1 << 28)) memset(s->workspace.data, 0xff, bytes);
+  s->args.workspace = s->workspace.data;
+  s->args.workspace_size = bytes;
+  return TSR_STATUS_SUCCESS;
+}
+
+tsr_status tsr_setup_run(tsr_setup *s, const tsr_plan *plan, const tsr_plan *plan_backward) {
+  tsr_args args;
+  tsr_status status = give_workspace(s, plan, TSR_PASS_FORWARD);
+  if (status != TSR_STATUS_SUCCESS) return status;
+  args = s->args;
+  args.dout = NULL, args.dlse = NULL, args.dsink = NULL;
+  args.dq = args.dk = args.dv = args.dbias = NULL;
+  status = tsr_forward(plan, &args);
+  if (status != TSR_STATUS_SUCCESS || !(s->passes & TSR_PASS_BACKWARD)) return status;
+  if (!plan_backward) plan_backward = plan;
+  status = give_workspace(s, plan_backward, TSR_PASS_BACKWARD);
+  if (status != TSR_STATUS_SUCCESS) return status;
+  args = s->args;
+  args.max_logit = NULL;
+  return tsr_backward(plan_backward, &args);
+}
+
+/* --------------------------------------------------------------------------------------- gather */
+
+typedef struct gather {
+  tsr_output which;
+  tsr_dense *into;
+  char *why;
+  size_t capacity;
+} gather;
+
+static bool gather_row(void *state, tsr_buffer *buffer, int64_t b, int64_t h, int64_t i,
+                       int64_t at_b, int64_t at_s) {
+  gather *g = (gather *)state;
+  double row[1024], expected = is_rows(g->which) ? -(double)INFINITY : 0;
+  int64_t d;
+  if (i >= 0) {
+    tsr_buffer_read_row(buffer, at_b, h, at_s, tsr_dense_row(g->into, b, h, i));
+    return true;
+  }
+  tsr_buffer_read_row(buffer, at_b, h, at_s, row);
+  for (d = 0; d < buffer->dim[3]; ++d) {
+    if (row[d] == expected) continue;
+    snprintf(g->why, g->capacity,
+             "%s: row %lld of the slot of sequence %lld, head %lld, is outside the used part: found "
+             "%g at %lld, expected %g",
+             tsr_output_name(g->which), (long long)at_s, (long long)b, (long long)h, row[d],
+             (long long)d, expected);
+    return false;
+  }
+  return true;
+}
+
+static void gather_whole(tsr_buffer *buffer, tsr_dense *into) {
+  int64_t b, h, i;
+  for (b = 0; b < buffer->dim[0]; ++b)
+    for (h = 0; h < buffer->dim[1]; ++h)
+      for (i = 0; i < buffer->dim[2]; ++i)
+        tsr_buffer_read_row(buffer, b, h, i, tsr_dense_row(into, b, h, i));
+}
+
+static bool gather_one(tsr_setup *s, tsr_output which, tsr_dense *into, char *why,
+                       size_t capacity) {
+  tsr_buffer *buffer = &s->out[which];
+  const tsr_case *form = &s->form;
+  gather g = {which, into, why, capacity};
+  int64_t where = 0;
+  bool whole = which == TSR_OUTPUT_DBIAS || which == TSR_OUTPUT_DSINK, ok;
+  if (whole)
+    ok = tsr_dense_create(into, buffer->dim[0], buffer->dim[1], buffer->dim[2], buffer->dim[3]);
+  else
+    ok = tsr_dense_create(into, form->batch, buffer->dim[1],
+                          is_keys(which) ? form->seq_k : form->seq_q, buffer->dim[3]);
+  if (!ok) {
+    snprintf(why, capacity, "out of memory");
+    return false;
+  }
+  if (whole)
+    gather_whole(buffer, into);
+  else if (!visit_rows(s, which, gather_row, &g))
+    return false;
+  if (tsr_buffer_gaps_intact(buffer, &where)) return true;
+  snprintf(why, capacity, "%s: element %lld belongs to no row but was written",
+           tsr_output_name(which), (long long)where);
+  return false;
+}
+
+bool tsr_setup_gather(tsr_setup *s, tsr_results *results, char *why, size_t capacity) {
+  int which;
+  memset(results, 0, sizeof *results);
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which) {
+    if (s->out[which].dtype == TSR_DTYPE_NONE) continue;
+    if (gather_one(s, (tsr_output)which, &results->out[which], why, capacity)) continue;
+    tsr_results_destroy(results);
+    return false;
+  }
+  return true;
+}
+
+void tsr_results_destroy(tsr_results *results) {
+  int which;
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which) tsr_dense_destroy(&results->out[which]);
+}
