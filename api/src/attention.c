@@ -119,8 +119,8 @@ tsr_status tsr_merge(tsr_context *given, tsr_device device, const tsr_merge_prob
                      void *stream) {
   const tsr_context *context;
   merge_call call;
-  TSRI_FORWARD(tsri_validate_merge(problem, device, o_parts, lse_parts, o, lse, stream,
-                                   &call.problem));
+  TSRI_FORWARD(
+      tsri_validate_merge(problem, device, o_parts, lse_parts, o, lse, stream, &call.problem));
   TSRI_FORWARD(tsri_context_or_default(given, &context));
   call.o_parts = o_parts;
   call.lse_parts = lse_parts;

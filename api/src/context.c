@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Making and describing contexts. The environment is read here, once per context; afterwards nothing
-// depends on it. The process-wide default context is made on first use and lives as long as the
-// process, because nobody can know when its last plan has gone.
+// Making and describing contexts. The environment is read here, once per context; afterwards
+// nothing depends on it. The process-wide default context is made on first use and lives as long as
+// the process, because nobody can know when its last plan has gone.
 #define _GNU_SOURCE /* secure_getenv */
 #include "context.h"
 
@@ -50,8 +50,8 @@ static tsr_status take_options(tsr_context *context, const tsr_context_options *
   TSRI_FORWARD(tsri_log_parse(&context->log, secure_getenv("TSR_LOG")));
   TSRI_FORWARD(take_name(context, &context->backend, "backend", o->backend, "TSR_BACKEND"));
   TSRI_FORWARD(take_name(context, &context->kernel, "kernel", o->kernel, "TSR_KERNEL"));
-  TSRI_FORWARD(take_name(context, &context->cpu_target, "cpu_target", o->cpu_target,
-                         "TSR_CPU_TARGET"));
+  TSRI_FORWARD(
+      take_name(context, &context->cpu_target, "cpu_target", o->cpu_target, "TSR_CPU_TARGET"));
   /* An empty path is a list of no folders: no plug-ins. */
   const char *path = o->plugin_path ? o->plugin_path : secure_getenv("TSR_PLUGIN_PATH");
   if (path) TSRI_FORWARD(copy_text(context, &context->plugin_path, path));
@@ -203,8 +203,7 @@ tsr_status tsr_device_query(const tsr_context *context, tsr_device device, tsr_d
                  tsri_device_text(device.kind), device.index);
   memset(&reason, 0, sizeof reason);
   ours.device = device;
-  const tsr_status status =
-      best->vtable.device_info(best->state, device.index, &ours, &reason);
+  const tsr_status status = best->vtable.device_info(best->state, device.index, &ours, &reason);
   TSRI_RETURN_IF(status != TSR_STATUS_SUCCESS, status, "%s: %s", best->name,
                  tsri_reason_text(&reason, "it tells no facts of the device"));
   ours.device = device;

@@ -9,10 +9,14 @@
 
 static const char *source_text(tsri_source source) {
   switch (source) {
-    case TSRI_SOURCE_NONE: break;
-    case TSRI_SOURCE_ENVIRONMENT: return "the environment";
-    case TSRI_SOURCE_CONTEXT: return "the context";
-    case TSRI_SOURCE_PROBLEM: return "the problem";
+    case TSRI_SOURCE_NONE:
+      break;
+    case TSRI_SOURCE_ENVIRONMENT:
+      return "the environment";
+    case TSRI_SOURCE_CONTEXT:
+      return "the context";
+    case TSRI_SOURCE_PROBLEM:
+      return "the problem";
   }
   return "nobody";
 }
@@ -52,8 +56,7 @@ static tsr_status select_backend(const tsr_context *context, const char *name, t
 }
 
 static tsr_status select_kernel(const tsr_context *context, const char *name, tsri_source source,
-                                tsri_source backend_source, uint32_t passes,
-                                tsri_selection *out) {
+                                tsri_source backend_source, uint32_t passes, tsri_selection *out) {
   const tsri_registry *r = &context->registry;
   const uint32_t anywhere = passes_of_kernel(r, -1, name);
   const uint32_t in_backend = passes_of_kernel(r, out->backend, name);
@@ -63,7 +66,8 @@ static tsr_status select_kernel(const tsr_context *context, const char *name, ts
   if (!in_backend) {
     TSRI_RETURN_IF(source == backend_source, TSR_STATUS_NOT_FOUND,
                    "kernel: found '%s' with backend '%s', both named by %s, accepted a kernel of "
-                   "that backend", name, r->items[out->backend].name, source_text(source));
+                   "that backend",
+                   name, r->items[out->backend].name, source_text(source));
     /* The weaker wish gives way as a whole. */
     if (source < backend_source) return TSR_STATUS_SUCCESS;
     out->kernel_wins = 1;
@@ -71,8 +75,10 @@ static tsr_status select_kernel(const tsr_context *context, const char *name, ts
   out->kernel_passes = in_backend ? in_backend : anywhere;
   /* A context's kernel need not be of use to every problem; a problem's must be. */
   TSRI_RETURN_IF(source == TSRI_SOURCE_PROBLEM && !(out->kernel_passes & passes),
-                 TSR_STATUS_NOT_FOUND, "kernel: found '%s', a %s kernel, accepted one of a pass in "
-                 "passes (0x%x)", name, tsri_pass_text((tsr_pass)out->kernel_passes), passes);
+                 TSR_STATUS_NOT_FOUND,
+                 "kernel: found '%s', a %s kernel, accepted one of a pass in "
+                 "passes (0x%x)",
+                 name, tsri_pass_text((tsr_pass)out->kernel_passes), passes);
   strcpy(out->kernel, name);
   return TSR_STATUS_SUCCESS;
 }
@@ -82,8 +88,8 @@ tsr_status tsri_select(const tsr_context *context, const char *backend, const ch
   const tsri_source backend_source = backend ? TSRI_SOURCE_PROBLEM : context->backend.source;
   const tsri_source kernel_source = kernel ? TSRI_SOURCE_PROBLEM : context->kernel.source;
   memset(out, 0, sizeof *out);
-  TSRI_FORWARD(select_backend(context, backend ? backend : context->backend.name, backend_source,
-                              out));
+  TSRI_FORWARD(
+      select_backend(context, backend ? backend : context->backend.name, backend_source, out));
   if (!kernel_source || !passes) return TSR_STATUS_SUCCESS;
   return select_kernel(context, kernel ? kernel : context->kernel.name, kernel_source,
                        backend_source, passes, out);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Layout arithmetic. Collision of two regions is a bounded integer problem: is there an x in a box
-// with  -b.block < (b.base - a.base) + sum x[k] * step[k] < a.block?  Contiguous axes are folded into
-// the blocks and equal steps into one variable first; then a depth-first search from the largest step
-// down visits only values that the remaining axes can still bring back into the target, at most a few
-// per axis for nested layouts.
+// with  -b.block < (b.base - a.base) + sum x[k] * step[k] < a.block?  Contiguous axes are folded
+// into the blocks and equal steps into one variable first; then a depth-first search from the
+// largest step down visits only values that the remaining axes can still bring back into the
+// target, at most a few per axis for nested layouts.
 #include "layout.h"
 
 #include "common/dtype.h"
@@ -124,8 +124,12 @@ typedef struct search {
   int budget; /* values still tried before giving up */
 } search;
 
-static wide floor_div(wide a, wide b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-static wide ceil_div(wide a, wide b) { return -floor_div(-a, b); }
+static wide floor_div(wide a, wide b) {
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+static wide ceil_div(wide a, wide b) {
+  return -floor_div(-a, b);
+}
 
 static int search_from(search *s, int k, wide sum) {
   if (k == s->axes) return sum >= s->target_lo && sum <= s->target_hi;

@@ -27,9 +27,10 @@ int tsri_layout_dense(const int64_t dim[4], tsr_order order, tsr_dtype dtype, in
 int tsri_layout_extent(const int64_t dim[4], const int64_t stride[4], tsr_dtype dtype,
                        int64_t *bytes);
 
-/* Whether every element has its own address, by nesting: with axes longer than 1 in order of stride,
- * each stride must pass the reach of the axes before it. Layouts that interleave axes without
- * nesting are reported as not unique, be they or not. On failure *axis is the axis to blame. */
+/* Whether every element has its own address, by nesting: with axes longer than 1 in order of
+ * stride, each stride must pass the reach of the axes before it. Layouts that interleave axes
+ * without nesting are reported as not unique, be they or not. On failure *axis is the axis to
+ * blame. */
 int tsri_layout_unique(const int64_t dim[4], const int64_t stride[4], int *axis);
 
 /* Memory that a run addresses: blocks of `block` bytes at base + sum x[a] * step[a], 0 <= x[a] <

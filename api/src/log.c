@@ -24,7 +24,8 @@ tsr_status tsri_log_parse(tsri_log *log, const char *words) {
       log->levels |= 1u << level_words[i].level;
       known = 1;
     }
-    TSRI_INVALID_IF(!known, "TSR_LOG: found '%.*s', accepted error, info, plan, separated by commas",
+    TSRI_INVALID_IF(!known,
+                    "TSR_LOG: found '%.*s', accepted error, info, plan, separated by commas",
                     length > 64 ? 64 : (int)length, words);
     words += length + (words[length] == ',');
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where log lines go: the caller's function, which gets every level; or, without one, stderr for the
-// levels that TSR_LOG names. With neither, nothing is formatted. Called by registry, dispatch, plan.
+// Where log lines go: the caller's function, which gets every level; or, without one, stderr for
+// the levels that TSR_LOG names. With neither, nothing is formatted. Called by registry, dispatch,
+// plan.
 #ifndef TESSERA_SRC_LOG_H_
 #define TESSERA_SRC_LOG_H_
 
@@ -13,7 +14,8 @@ typedef struct tsri_log {
   uint32_t levels; /* bit 1 << level: lines of the level go to stderr */
 } tsri_log;
 
-/* Sets the levels from TSR_LOG's text; NULL or empty selects none. INVALID_ARGUMENT on other words. */
+/* Sets the levels from TSR_LOG's text; NULL or empty selects none. INVALID_ARGUMENT on other words.
+ */
 tsr_status tsri_log_parse(tsri_log *log, const char *words);
 
 /* Whether a line of that level goes anywhere. */

@@ -31,8 +31,7 @@ tsr_status tsri_plan_prepare(const tsr_context *context, tsr_device device,
 static tsr_status create_pass(const tsr_plan *plan, tsri_planned *planned) {
   tsr_reason reason;
   memset(&reason, 0, sizeof reason);
-  TSRI_FORWARD(
-      tsri_dispatch(plan->context, &plan->selection, &planned->problem, &planned->choice));
+  TSRI_FORWARD(tsri_dispatch(plan->context, &plan->selection, &planned->problem, &planned->choice));
   const tsri_choice *c = &planned->choice;
   const tsr_status status = c->backend->vtable.plan_create(
       c->backend->state, c->kernel, &planned->problem, &planned->plan, &reason);

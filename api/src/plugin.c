@@ -19,8 +19,8 @@ void tsri_plugin_default_folder(char path[TSRI_PATH_BYTES]) {
   Dl_info info;
   path[0] = '\0';
   if (!dladdr(&anchor, &info) || !info.dli_fname) return;
-  /* A bare name is what a program was called by: its folder is unknown, and the current one must not
-   * stand in for it. */
+  /* A bare name is what a program was called by: its folder is unknown, and the current one must
+   * not stand in for it. */
   if (!strchr(info.dli_fname, '/') || !realpath(info.dli_fname, real)) return;
   char *slash = strrchr(real, '/');
   const size_t length = (size_t)(slash - real);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plug-ins: shared objects <folder>/<name>.so that export tsr_backend_entry. The only file that opens
-// libraries; it opens them from configured folders alone, never by a search path.
+// Plug-ins: shared objects <folder>/<name>.so that export tsr_backend_entry. The only file that
+// opens libraries; it opens them from configured folders alone, never by a search path.
 #ifndef TESSERA_SRC_PLUGIN_H_
 #define TESSERA_SRC_PLUGIN_H_
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of backends of a context: those linked in, then plug-ins in order of folder and file name.
-// Built once, when the context is made, and immutable afterwards. Absent and refused backends stay in
-// the list with the reason, so that a user can ask why something is missing.
+// The list of backends of a context: those linked in, then plug-ins in order of folder and file
+// name. Built once, when the context is made, and immutable afterwards. Absent and refused backends
+// stay in the list with the reason, so that a user can ask why something is missing.
 #ifndef TESSERA_SRC_REGISTRY_H_
 #define TESSERA_SRC_REGISTRY_H_
 
@@ -32,8 +32,9 @@ typedef struct tsri_registry {
   int32_t count, capacity;
 } tsri_registry;
 
-/* Fills the context's registry. Needs its allocator, log, host services and plug-in path. On failure
- * (out of memory, or a backend that knows no such cpu_target) tsri_registry_close must still run. */
+/* Fills the context's registry. Needs its allocator, log, host services and plug-in path. On
+ * failure (out of memory, or a backend that knows no such cpu_target) tsri_registry_close must
+ * still run. */
 tsr_status tsri_registry_open(tsr_context *context);
 void tsri_registry_close(tsr_context *context);
 

@@ -23,18 +23,28 @@ tsr_status tsri_fail(tsr_status status, const char *format, ...) {
   return status;
 }
 
-const char *tsr_last_message(void) { return last_message; }
+const char *tsr_last_message(void) {
+  return last_message;
+}
 
 const char *tsr_status_string(tsr_status status) {
   switch (status) {
-    case TSR_STATUS_SUCCESS: return "success";
-    case TSR_STATUS_INVALID_ARGUMENT: return "invalid argument";
-    case TSR_STATUS_NOT_SUPPORTED: return "not supported";
-    case TSR_STATUS_OUT_OF_MEMORY: return "out of memory";
-    case TSR_STATUS_DEVICE_ERROR: return "device error";
-    case TSR_STATUS_NOT_FOUND: return "not found";
-    case TSR_STATUS_ABI_MISMATCH: return "ABI mismatch";
-    case TSR_STATUS_INTERNAL: return "internal error";
+    case TSR_STATUS_SUCCESS:
+      return "success";
+    case TSR_STATUS_INVALID_ARGUMENT:
+      return "invalid argument";
+    case TSR_STATUS_NOT_SUPPORTED:
+      return "not supported";
+    case TSR_STATUS_OUT_OF_MEMORY:
+      return "out of memory";
+    case TSR_STATUS_DEVICE_ERROR:
+      return "device error";
+    case TSR_STATUS_NOT_FOUND:
+      return "not found";
+    case TSR_STATUS_ABI_MISMATCH:
+      return "ABI mismatch";
+    case TSR_STATUS_INTERNAL:
+      return "internal error";
   }
   return "unknown status";
 }
@@ -42,7 +52,9 @@ const char *tsr_status_string(tsr_status status) {
 #define TSRI_TEXT_OF(x) #x
 #define TSRI_TEXT(x) TSRI_TEXT_OF(x)
 
-uint32_t tsr_version(void) { return TSR_VERSION_NUMBER; }
+uint32_t tsr_version(void) {
+  return TSR_VERSION_NUMBER;
+}
 
 const char *tsr_version_string(void) {
   return TSRI_TEXT(TSR_VERSION_MAJOR) "." TSRI_TEXT(TSR_VERSION_MINOR) "." TSRI_TEXT(

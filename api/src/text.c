@@ -46,9 +46,12 @@ const char *tsri_dtype_text(tsr_dtype dtype) {
 
 const char *tsri_device_text(tsr_device_kind kind) {
   switch (kind) {
-    case TSR_DEVICE_HOST: return "host";
-    case TSR_DEVICE_CUDA: return "cuda";
-    case TSR_DEVICE_HIP: return "hip";
+    case TSR_DEVICE_HOST:
+      return "host";
+    case TSR_DEVICE_CUDA:
+      return "cuda";
+    case TSR_DEVICE_HIP:
+      return "hip";
   }
   return "?";
 }

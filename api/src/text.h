@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A bounded text writer over a caller's buffer: appends are cut at the capacity, the length that the
-// whole text needs is counted, and the buffer is terminated after every append. Plus the names of
-// enumerators as messages spell them. Used for explanations, refusal lists and log lines.
+// A bounded text writer over a caller's buffer: appends are cut at the capacity, the length that
+// the whole text needs is counted, and the buffer is terminated after every append. Plus the names
+// of enumerators as messages spell them. Used for explanations, refusal lists and log lines.
 #ifndef TESSERA_SRC_TEXT_H_
 #define TESSERA_SRC_TEXT_H_
 
@@ -20,7 +20,8 @@ void tsri_text_add(tsri_text *text, const char *format, ...) TSRI_PRINTF(2, 3);
 
 /* Copies text into a reason, cut if needed. */
 void tsri_reason_set(tsr_reason *reason, const char *format, ...) TSRI_PRINTF(2, 3);
-/* Terminates a reason that foreign code may have left unterminated, and gives an empty one words. */
+/* Terminates a reason that foreign code may have left unterminated, and gives an empty one words.
+ */
 const char *tsri_reason_text(tsr_reason *reason, const char *otherwise);
 
 /* "float32"; "none"; "?" for values that are no dtype. */

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Validation of a problem's scalar fields, and its resolution: what a caller left to default becomes
-// a number here, causal and window become one band (see common/mask.h), and the features that a
-// kernel must honour become bits. Tensors are checked by validate_layout.c, which this file calls.
+// Validation of a problem's scalar fields, and its resolution: what a caller left to default
+// becomes a number here, causal and window become one band (see common/mask.h), and the features
+// that a kernel must honour become bits. Tensors are checked by validate_layout.c, which this file
+// calls.
 #include "validate.h"
 
 #include <math.h>
@@ -29,10 +30,11 @@ tsr_status tsri_read_struct(void *to, size_t size, const void *from, const char 
   memcpy(&found, from, sizeof found);
   TSRI_FORWARD(check_struct_size(found, size, name));
   for (size_t i = size; i < found; ++i) {
-    TSRI_INVALID_IF(((const unsigned char *)from)[i],
-                    "%s.struct_size: found %zu with fields in use beyond the %zu bytes that version "
-                    "%s knows, accepted zero there",
-                    name, found, size, tsr_version_string());
+    TSRI_INVALID_IF(
+        ((const unsigned char *)from)[i],
+        "%s.struct_size: found %zu with fields in use beyond the %zu bytes that version "
+        "%s knows, accepted zero there",
+        name, found, size, tsr_version_string());
   }
   memset(to, 0, size);
   memcpy(to, from, found < size ? found : size);
@@ -111,8 +113,8 @@ static tsr_status check_heads_and_dims(tsr_problem *p) {
 }
 
 /* Packed or fixed slots of one side; *seq becomes an upper bound of every slot. */
-static tsr_status check_side(const char *seq_name, const char *total_name, int packed,
-                             int64_t *seq, int64_t total) {
+static tsr_status check_side(const char *seq_name, const char *total_name, int packed, int64_t *seq,
+                             int64_t total) {
   TSRI_FORWARD(check_range(seq_name, *seq, 0, TSRI_LENGTH_MAX));
   TSRI_INVALID_IF(total < 0, "%s: found %lld, accepted 0 or more", total_name, (LL)total);
   if (!packed) return check_zero(total_name, total, "the sequences are not packed (arrays: CU)");
@@ -133,8 +135,10 @@ static tsr_status check_pages(tsr_problem *p) {
   TSRI_INVALID_IF(tsri_mul_overflows(p->max_pages, p->page_size, &rows) || rows > TSRI_LENGTH_MAX,
                   "max_pages: found %lld pages of %lld rows, accepted less than 2^31 rows",
                   (LL)p->max_pages, (LL)p->page_size);
-  TSRI_INVALID_IF(p->arrays & TSR_ARRAY_CU_K, "arrays: found CU_K with page_size %lld, accepted "
-                  "one of the two: pages are not packed", (LL)p->page_size);
+  TSRI_INVALID_IF(p->arrays & TSR_ARRAY_CU_K,
+                  "arrays: found CU_K with page_size %lld, accepted "
+                  "one of the two: pages are not packed",
+                  (LL)p->page_size);
   TSRI_INVALID_IF(!(p->arrays & TSR_ARRAY_USED_K),
                   "arrays: found no USED_K with page_size %lld, accepted USED_K: pages need it",
                   (LL)p->page_size);
@@ -149,7 +153,8 @@ static tsr_status check_pages(tsr_problem *p) {
   TSRI_INVALID_IF(tsri_mul_overflows(p->batch, p->page_table_stride, &extent) ||
                       tsri_mul_overflows(extent, 8, &extent),
                   "page_table_stride: found %lld for %lld sequences, accepted what 64-bit offsets "
-                  "reach", (LL)p->page_table_stride, (LL)p->batch);
+                  "reach",
+                  (LL)p->page_table_stride, (LL)p->batch);
   return TSR_STATUS_SUCCESS;
 }
 
@@ -158,14 +163,12 @@ static tsr_status check_score_bounds(const tsr_problem *p, const char *name,
                                      const tsr_layout *layout) {
   const int dense = layout->order != TSR_ORDER_STRIDED;
   if (layout->dtype == TSR_DTYPE_NONE) return TSR_STATUS_SUCCESS;
-  TSRI_INVALID_IF((p->arrays & TSR_ARRAY_CU_Q) && !p->seq_q && p->total_q &&
-                      (dense || layout->stride[2]),
-                  "seq_q: found 0, accepted the longest packed query sequence: it is an axis of %s",
-                  name);
-  TSRI_INVALID_IF((p->arrays & TSR_ARRAY_CU_K) && !p->seq_k && p->total_k &&
-                      (dense || layout->stride[3]),
-                  "seq_k: found 0, accepted the longest packed key sequence: it is an axis of %s",
-                  name);
+  TSRI_INVALID_IF(
+      (p->arrays & TSR_ARRAY_CU_Q) && !p->seq_q && p->total_q && (dense || layout->stride[2]),
+      "seq_q: found 0, accepted the longest packed query sequence: it is an axis of %s", name);
+  TSRI_INVALID_IF(
+      (p->arrays & TSR_ARRAY_CU_K) && !p->seq_k && p->total_k && (dense || layout->stride[3]),
+      "seq_k: found 0, accepted the longest packed key sequence: it is an axis of %s", name);
   return TSR_STATUS_SUCCESS;
 }
 
@@ -175,10 +178,10 @@ static tsr_status check_sizes(tsr_problem *p) {
   TSRI_FORWARD(check_score_bounds(p, "mask", &p->mask));
   TSRI_FORWARD(check_score_bounds(p, "block_mask", &p->block_mask));
   TSRI_FORWARD(check_pages(p));
-  TSRI_FORWARD(check_side("seq_q", "total_q", !!(p->arrays & TSR_ARRAY_CU_Q), &p->seq_q,
-                          p->total_q));
-  TSRI_FORWARD(check_side("seq_k", "total_k", !!(p->arrays & TSR_ARRAY_CU_K), &p->seq_k,
-                          p->total_k));
+  TSRI_FORWARD(
+      check_side("seq_q", "total_q", !!(p->arrays & TSR_ARRAY_CU_Q), &p->seq_q, p->total_q));
+  TSRI_FORWARD(
+      check_side("seq_k", "total_k", !!(p->arrays & TSR_ARRAY_CU_K), &p->seq_k, p->total_k));
   return TSR_STATUS_SUCCESS;
 }
 
@@ -224,8 +227,7 @@ static tsr_status check_band(tsr_problem *p) {
   TSRI_INVALID_IF(p->causal && w->kind && (int)p->causal != (int)w->kind,
                   "window.kind: found %d with causal %d, accepted the same diagonal", (int)w->kind,
                   (int)p->causal);
-  const int is_explicit =
-      p->causal == TSR_CAUSAL_EXPLICIT || w->kind == TSR_WINDOW_EXPLICIT;
+  const int is_explicit = p->causal == TSR_CAUSAL_EXPLICIT || w->kind == TSR_WINDOW_EXPLICIT;
   TSRI_INVALID_IF(p->diagonal && !is_explicit,
                   "diagonal: found %lld, accepted 0: neither causal nor window.kind is EXPLICIT",
                   (LL)p->diagonal);
@@ -267,11 +269,10 @@ static tsr_status check_blocks(tsr_problem *p) {
 /* What a backward pass needs, and what only it may ask for. Tensors of unused roles are refused by
  * validate_layout.c. */
 static tsr_status check_backward(const tsr_problem *p) {
-  const uint32_t asked = (p->dq.dtype ? TSR_ACCUMULATE_DQ : 0u) |
-                         (p->dk.dtype ? TSR_ACCUMULATE_DK : 0u) |
-                         (p->dv.dtype ? TSR_ACCUMULATE_DV : 0u) |
-                         (p->dbias.dtype ? TSR_ACCUMULATE_DBIAS : 0u) |
-                         (p->dsink ? TSR_ACCUMULATE_DSINK : 0u);
+  const uint32_t asked =
+      (p->dq.dtype ? TSR_ACCUMULATE_DQ : 0u) | (p->dk.dtype ? TSR_ACCUMULATE_DK : 0u) |
+      (p->dv.dtype ? TSR_ACCUMULATE_DV : 0u) | (p->dbias.dtype ? TSR_ACCUMULATE_DBIAS : 0u) |
+      (p->dsink ? TSR_ACCUMULATE_DSINK : 0u);
   TSRI_INVALID_IF(p->accumulate & ~asked,
                   "accumulate: found 0x%x, accepted bits of gradients that are asked for (0x%x)",
                   p->accumulate, asked);
@@ -280,8 +281,9 @@ static tsr_status check_backward(const tsr_problem *p) {
   }
   TSRI_INVALID_IF(p->lse.dtype == TSR_DTYPE_NONE,
                   "lse.dtype: found none, accepted float32: the backward pass needs it");
-  TSRI_INVALID_IF(p->dout.dtype == TSR_DTYPE_NONE,
-                  "dout.dtype: found none, accepted o's dtype or float32: the backward pass needs it");
+  TSRI_INVALID_IF(
+      p->dout.dtype == TSR_DTYPE_NONE,
+      "dout.dtype: found none, accepted o's dtype or float32: the backward pass needs it");
   TSRI_INVALID_IF(!asked,
                   "dq, dk, dv, dbias, dsink: found none of them, accepted at least one gradient");
   TSRI_INVALID_IF(p->page_size && p->dk.dtype,
@@ -315,8 +317,8 @@ static int last_strided(const tsr_layout *layout, int64_t dim) {
 }
 
 static uint32_t features_of(const tsr_problem *p) {
-  const uint32_t lengths = TSR_ARRAY_USED_Q | TSR_ARRAY_USED_K | TSR_ARRAY_LEFT_PAD_Q |
-                           TSR_ARRAY_LEFT_PAD_K;
+  const uint32_t lengths =
+      TSR_ARRAY_USED_Q | TSR_ARRAY_USED_K | TSR_ARRAY_LEFT_PAD_Q | TSR_ARRAY_LEFT_PAD_K;
   const tsr_window *w = &p->window;
   uint32_t f = 0;
   if (w->kind && w->right == 0) f |= TSR_FEATURE_CAUSAL;

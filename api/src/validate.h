@@ -23,8 +23,9 @@
 #define TSRI_DIM_QK_MAX 576
 #define TSRI_DIM_V_MAX 512
 
-/* Copies a struct whose first member is struct_size: shorter ones (older callers) are filled up with
- * zeros, longer ones (newer callers) are accepted if what this library does not know is zero. */
+/* Copies a struct whose first member is struct_size: shorter ones (older callers) are filled up
+ * with zeros, longer ones (newer callers) are accepted if what this library does not know is zero.
+ */
 tsr_status tsri_read_struct(void *to, size_t size, const void *from, const char *name);
 /* Checks the struct_size of a struct that the library fills. */
 tsr_status tsri_check_out_struct(const void *out, size_t size, const char *name);
@@ -65,22 +66,24 @@ const tsr_layout *tsri_tensor_layout_const(const tsr_problem *p, const tsri_tens
 int tsri_tensor_dims(const tsr_problem *p, const tsri_tensor *tensor, int64_t dim[4]);
 tsri_role tsri_tensor_role(const tsri_tensor *tensor, uint32_t passes);
 
-/* Checks one layout against a shape and resolves it: STRIDED, strides and alignment filled in. name:
- * of the field. accepted: dtypes, as bits 1 << dtype. written: elements must have own addresses. */
+/* Checks one layout against a shape and resolves it: STRIDED, strides and alignment filled in.
+ * name: of the field. accepted: dtypes, as bits 1 << dtype. written: elements must have own
+ * addresses. */
 tsr_status tsri_validate_layout(const char *name, const int64_t dim[4], int flags,
                                 uint64_t accepted, int written, tsr_layout *layout);
 /* All tensors of a problem whose sizes are resolved. */
 tsr_status tsri_validate_layouts(tsr_problem *p);
 
 tsr_status tsri_validate_device(tsr_device device);
-/* Checks a problem and fills in every default. backend and kernel are NULL in the result; passes keeps
- * both bits. */
+/* Checks a problem and fills in every default. backend and kernel are NULL in the result; passes
+ * keeps both bits. */
 tsr_status tsri_validate_problem(const tsr_problem *in, tsr_problem *out);
 /* One pass of a validated problem as backends see it: what only the other pass uses is absent. */
 void tsri_resolve_pass(const tsr_problem *valid, tsr_device device, tsr_pass pass,
                        tsr_resolved *out);
 
-/* Checks the pointers of a run; out receives the checked copy. workspace: bytes that the run needs. */
+/* Checks the pointers of a run; out receives the checked copy. workspace: bytes that the run needs.
+ */
 tsr_status tsri_validate_run(const tsr_resolved *resolved, size_t workspace, const tsr_args *in,
                              tsr_args *out);
 /* Lengths, offsets and page numbers in host memory. */
@@ -97,8 +100,7 @@ tsr_status tsri_validate_merge(const tsr_merge_problem *in, tsr_device device,
                                const void *o, const float *lse, const void *stream,
                                tsr_merge_problem *out);
 tsr_status tsri_validate_dropout(const tsr_dropout_problem *in, tsr_device device,
-                                 const uint8_t *mask, const void *stream,
-                                 tsr_dropout_problem *out);
+                                 const uint8_t *mask, const void *stream, tsr_dropout_problem *out);
 /* The problem and the arguments of the one-call form. */
 tsr_status tsri_validate_attention(const tsr_tensor *q, const tsr_tensor *k, const tsr_tensor *v,
                                    const tsr_tensor *o, const tsr_tensor *lse, tsr_causal causal,

@@ -55,15 +55,14 @@ static tsr_status check_length(const char *name, int64_t value) {
 
 /* A result may be one part in place, element for element; any other overlap is refused. */
 static int in_place(const void *a, const tsr_layout *la, const void *b, const tsr_layout *lb) {
-  return a == b && la->dtype == lb->dtype &&
-         memcmp(la->stride, lb->stride, sizeof la->stride) == 0;
+  return a == b && la->dtype == lb->dtype && memcmp(la->stride, lb->stride, sizeof la->stride) == 0;
 }
 
 static tsr_status check_merge_layouts(tsr_merge_problem *m, int64_t dim[4], int64_t row[4]) {
   const uint64_t floats = BIT_OF(F32) | BIT_OF(F16) | BIT_OF(BF16);
   TSRI_FORWARD(tsri_validate_layout("o_part", dim, 0, floats, 0, &m->o_part));
-  TSRI_FORWARD(tsri_validate_layout("lse_part", row, TSRI_LAYOUT_ROWS, BIT_OF(F32), 0,
-                                    &m->lse_part));
+  TSRI_FORWARD(
+      tsri_validate_layout("lse_part", row, TSRI_LAYOUT_ROWS, BIT_OF(F32), 0, &m->lse_part));
   TSRI_FORWARD(tsri_validate_layout("o", dim, 0, floats, 1, &m->o));
   return tsri_validate_layout("lse", row, TSRI_LAYOUT_ROWS, BIT_OF(F32) | BIT_OF(NONE), 1, &m->lse);
 }
@@ -79,8 +78,7 @@ static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim
                                    const int64_t row[4], int64_t i, const void *o_part,
                                    const void *lse_part, const void *o, const void *lse) {
   const tsri_region part = tsri_region_of(o_part, dim, m->o_part.stride, m->o_part.dtype);
-  const tsri_region part_lse =
-      tsri_region_of(lse_part, row, m->lse_part.stride, m->lse_part.dtype);
+  const tsri_region part_lse = tsri_region_of(lse_part, row, m->lse_part.stride, m->lse_part.dtype);
   const tsri_region out = tsri_region_of(o, dim, m->o.stride, m->o.dtype);
   TSRI_FORWARD(tsri_validate_pointer("o_parts[i]", o_part, 1, extent_of(dim, &m->o_part),
                                      m->o_part.alignment));
@@ -88,16 +86,18 @@ static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim
                                      m->lse_part.alignment));
   TSRI_INVALID_IF(!in_place(o, &m->o, o_part, &m->o_part) && tsri_regions_collide(&out, &part),
                   "o: found memory at %p that overlaps o_parts[%lld], accepted its very memory and "
-                  "layout, or none of it", o, (LL)i);
+                  "layout, or none of it",
+                  o, (LL)i);
   TSRI_INVALID_IF(tsri_regions_collide(&out, &part_lse),
                   "o: found memory at %p that overlaps lse_parts[%lld], accepted memory apart", o,
                   (LL)i);
   if (!m->lse.dtype) return TSR_STATUS_SUCCESS;
   const tsri_region out_lse = tsri_region_of(lse, row, m->lse.stride, m->lse.dtype);
-  TSRI_INVALID_IF(!in_place(lse, &m->lse, lse_part, &m->lse_part) &&
-                      tsri_regions_collide(&out_lse, &part_lse),
-                  "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
-                  "and layout, or none of it", lse, (LL)i);
+  TSRI_INVALID_IF(
+      !in_place(lse, &m->lse, lse_part, &m->lse_part) && tsri_regions_collide(&out_lse, &part_lse),
+      "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
+      "and layout, or none of it",
+      lse, (LL)i);
   TSRI_INVALID_IF(tsri_regions_collide(&out_lse, &part),
                   "lse: found memory at %p that overlaps o_parts[%lld], accepted memory apart", lse,
                   (LL)i);
@@ -155,7 +155,8 @@ tsr_status tsri_validate_dropout(const tsr_dropout_problem *in, tsr_device devic
 
 /* ------------------------------------------------------------------------------- one-call form */
 
-/* The layout of a tensor whose pointer is known: it may promise what the pointer happens to keep. */
+/* The layout of a tensor whose pointer is known: it may promise what the pointer happens to keep.
+ */
 static tsr_layout layout_of(const tsr_tensor *t) {
   tsr_layout layout;
   const uintptr_t address = (uintptr_t)t->data;
@@ -199,7 +200,8 @@ tsr_status tsri_validate_attention(const tsr_tensor *q, const tsr_tensor *k, con
   TSRI_INVALID_IF(dv < 1, "v.shape[3]: found %lld, accepted 1 .. %d", (LL)dv, TSRI_DIM_V_MAX);
   TSRI_INVALID_IF((unsigned)causal > TSR_CAUSAL_BOTTOM_RIGHT,
                   "causal: found %d, accepted NONE, TOP_LEFT or BOTTOM_RIGHT: an explicit diagonal "
-                  "needs a problem", (int)causal);
+                  "needs a problem",
+                  (int)causal);
   *p = problem;
   p->batch = b;
   p->heads_q = hq;

@@ -13,9 +13,12 @@
 
 #define LL long long
 
-#define ROW(field, shape, forward, backward)                           \
-  {#field, offsetof(tsr_problem, field), offsetof(tsr_args, field), shape, \
-   {TSRI_##forward, TSRI_##backward}}
+#define ROW(field, shape, forward, backward)                                  \
+  {                                                                           \
+    #field, offsetof(tsr_problem, field), offsetof(tsr_args, field), shape, { \
+      TSRI_##forward, TSRI_##backward                                         \
+    }                                                                         \
+  }
 
 const tsri_tensor tsri_tensors[TSRI_TENSORS] = {
     ROW(q, TSRI_SHAPE_Q, IN, IN),
@@ -52,7 +55,9 @@ tsri_role tsri_tensor_role(const tsri_tensor *tensor, uint32_t passes) {
   return forward > backward ? forward : backward;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
 /* Elements along the row axis of a scale tensor. */
 static int64_t scale_count(int64_t rows, int64_t per_scale) {
@@ -106,7 +111,9 @@ static void list_dtypes(tsri_text *text, uint64_t accepted) {
     if (!(accepted >> d & 1)) continue;
     --left;
     tsri_text_add(text, "%s%s", tsri_dtype_text((tsr_dtype)d),
-                  left > 1 ? ", " : left == 1 ? " or " : "");
+                  left > 1    ? ", "
+                  : left == 1 ? " or "
+                              : "");
   }
 }
 
@@ -119,12 +126,14 @@ static tsr_status check_dtype(const char *name, tsr_dtype dtype, uint64_t accept
               tsri_dtype_text(dtype), list);
 }
 
-/* A layout without a dtype says nothing else either: a forgotten dtype must not pass for absence. */
+/* A layout without a dtype says nothing else either: a forgotten dtype must not pass for absence.
+ */
 static tsr_status check_absent(const char *name, const tsr_layout *l) {
-  TSRI_INVALID_IF(l->order || l->alignment || l->stride[0] || l->stride[1] || l->stride[2] ||
-                      l->stride[3],
-                  "%s.dtype: found none with order, strides or alignment set, accepted a dtype, or "
-                  "zero in all fields", name);
+  TSRI_INVALID_IF(
+      l->order || l->alignment || l->stride[0] || l->stride[1] || l->stride[2] || l->stride[3],
+      "%s.dtype: found none with order, strides or alignment set, accepted a dtype, or "
+      "zero in all fields",
+      name);
   return TSR_STATUS_SUCCESS;
 }
 
@@ -139,8 +148,7 @@ static tsr_status check_strides(const char *name, const int64_t dim[4], int flag
                     "%s.stride[%d]: found %lld, accepted 0: order is dense, not STRIDED", name, a,
                     (LL)stride);
     TSRI_INVALID_IF(l->dtype == TSR_DTYPE_BIT && a < 3 && dim[a] > 1 && stride % 8,
-                    "%s.stride[%d]: found %lld bits, accepted multiples of 8", name, a,
-                    (LL)stride);
+                    "%s.stride[%d]: found %lld bits, accepted multiples of 8", name, a, (LL)stride);
   }
   TSRI_INVALID_IF(l->dtype == TSR_DTYPE_BIT && dim[3] > 1 && l->stride[3] > 1,
                   "%s.stride[3]: found %lld bits, accepted 0 or 1", name, (LL)l->stride[3]);
@@ -178,12 +186,12 @@ tsr_status tsri_validate_layout(const char *name, const int64_t dim[4], int flag
   too_large = too_large || tsri_layout_extent(dim, l->stride, l->dtype, &extent);
   TSRI_INVALID_IF(too_large,
                   "%s: found a [%lld, %lld, %lld, %lld] tensor of more than 2^63-1 bytes, accepted "
-                  "what 64-bit offsets reach", name, (LL)dim[0], (LL)dim[1], (LL)dim[2],
-                  (LL)dim[3]);
+                  "what 64-bit offsets reach",
+                  name, (LL)dim[0], (LL)dim[1], (LL)dim[2], (LL)dim[3]);
   TSRI_INVALID_IF(written && !tsri_layout_unique(dim, l->stride, &axis),
                   "%s.stride[%d]: found %lld, accepted a stride past the reach of the inner axes: "
-                  "an output may not address an element twice", name, axis,
-                  (LL)l->stride[axis]);
+                  "an output may not address an element twice",
+                  name, axis, (LL)l->stride[axis]);
   /* Axes of length 1 have no stride to speak of; kernels look at the last one only. */
   if (flags & TSRI_LAYOUT_ROWS) {
     l->stride[3] = 0;
@@ -236,7 +244,8 @@ static tsr_status check_dbias(const tsr_problem *p, const int64_t dim[4]) {
   for (int a = 0; a < 4; ++a) {
     TSRI_INVALID_IF(dim[a] > 1 && !p->dbias.stride[a] != !p->bias.stride[a],
                     "dbias.stride[%d]: found %lld with %lld in bias, accepted 0 exactly where bias "
-                    "has 0", a, (LL)p->dbias.stride[a], (LL)p->bias.stride[a]);
+                    "has 0",
+                    a, (LL)p->dbias.stride[a], (LL)p->bias.stride[a]);
   }
   return TSR_STATUS_SUCCESS;
 }
@@ -246,9 +255,11 @@ static tsr_status check_tensor(tsr_problem *p, const tsri_tensor *tensor) {
   const tsri_role role = tsri_tensor_role(tensor, p->passes);
   int64_t dim[4];
   if (role == TSRI_UNUSED) {
-    TSRI_INVALID_IF(layout->dtype != TSR_DTYPE_NONE, "%s.dtype: found %d (%s), accepted none: "
-                    "passes has no %s", tensor->name, (int)layout->dtype,
-                    tsri_dtype_text(layout->dtype), tensor->role[0] ? "FORWARD" : "BACKWARD");
+    TSRI_INVALID_IF(layout->dtype != TSR_DTYPE_NONE,
+                    "%s.dtype: found %d (%s), accepted none: "
+                    "passes has no %s",
+                    tensor->name, (int)layout->dtype, tsri_dtype_text(layout->dtype),
+                    tensor->role[0] ? "FORWARD" : "BACKWARD");
     return check_absent(tensor->name, layout);
   }
   const uint64_t accepted = accepted_dtypes(p, tensor->name);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Validation of a run: every pointer is given exactly when the problem declares it and is aligned as
-// promised, no output shares a byte with another tensor, and, where host memory can be read, lengths,
-// offsets and page numbers stay inside their tensors. Nothing here writes or allocates.
+// Validation of a run: every pointer is given exactly when the problem declares it and is aligned
+// as promised, no output shares a byte with another tensor, and, where host memory can be read,
+// lengths, offsets and page numbers stay inside their tensors. Nothing here writes or allocates.
 #include <string.h>
 
 #include "common/dtype.h"
@@ -104,11 +104,16 @@ static tsr_status check_vectors(const tsr_problem *p, const tsr_args *a, run_mem
   const int last = (int)(sizeof rows / sizeof rows[0]) - 1; /* dsink, the only output */
   for (int i = 0; i <= last; ++i) {
     const int64_t bytes = rows[i].wanted ? rows[i].count * rows[i].size : 0;
-    TSRI_FORWARD(tsri_validate_pointer(rows[i].name, rows[i].pointer, rows[i].wanted, bytes,
-                                       rows[i].size));
+    TSRI_FORWARD(
+        tsri_validate_pointer(rows[i].name, rows[i].pointer, rows[i].wanted, bytes, rows[i].size));
     if (!bytes) continue;
-    add_memory(memory, rows[i].name, i == last ? TSRI_OUT : TSRI_IN,
-               tsri_region_flat(rows[i].pointer, bytes));
+    tsri_region region = tsri_region_flat(rows[i].pointer, bytes);
+    if (rows[i].pointer == a->page_table && p->page_size) {
+      const int64_t dim[4] = {p->batch, 1, 1, p->max_pages}; /* without the gaps between its rows */
+      const int64_t stride[4] = {p->page_table_stride, 0, 0, 1};
+      region = tsri_region_of(a->page_table, dim, stride, p->index_dtype);
+    }
+    add_memory(memory, rows[i].name, i == last ? TSRI_OUT : TSRI_IN, region);
   }
   TSRI_INVALID_IF(a->rng_state && (a->seed || a->offset),
                   "seed, offset: found %llu, %llu with rng_state, accepted 0, 0",
@@ -125,7 +130,8 @@ static tsr_status check_workspace(size_t needed, const tsr_args *a, run_memory *
                   a->workspace_size, needed);
   TSRI_INVALID_IF((uintptr_t)a->workspace % 64,
                   "workspace: found %p, accepted multiples of 64 bytes", a->workspace);
-  if (needed) add_memory(memory, "workspace", TSRI_OUT, tsri_region_flat(a->workspace, (int64_t)needed));
+  if (needed)
+    add_memory(memory, "workspace", TSRI_OUT, tsri_region_flat(a->workspace, (int64_t)needed));
   return TSR_STATUS_SUCCESS;
 }
 
@@ -137,8 +143,8 @@ static tsr_status check_overlaps(const run_memory *m) {
       const int out = m->item[i].role == TSRI_OUT ? i : j;
       TSRI_INVALID_IF(tsri_regions_collide(&m->item[i].region, &m->item[j].region),
                       "%s: found memory at %p that overlaps %s, accepted outputs apart from every "
-                      "other tensor", m->item[out].name, m->item[out].region.base,
-                      m->item[i + j - out].name);
+                      "other tensor",
+                      m->item[out].name, m->item[out].region.base, m->item[i + j - out].name);
     }
   }
   return TSR_STATUS_SUCCESS;
@@ -178,9 +184,9 @@ static tsr_status check_lengths(const tsr_problem *p, const side *s) {
   TSRI_FORWARD(check_offsets(p, s));
   if (!s->used && !s->pad) return TSR_STATUS_SUCCESS;
   for (int64_t b = 0; b < p->batch; ++b) {
-    const int64_t slot = s->cu ? tsri_index(s->cu, p->index_dtype, b + 1) -
-                                     tsri_index(s->cu, p->index_dtype, b)
-                               : s->seq;
+    const int64_t slot =
+        s->cu ? tsri_index(s->cu, p->index_dtype, b + 1) - tsri_index(s->cu, p->index_dtype, b)
+              : s->seq;
     const int64_t pad = tsri_index(s->pad, p->index_dtype, b);
     TSRI_INVALID_IF(pad < 0 || pad > slot, "%s[%lld]: found %lld, accepted 0 .. %lld, its slot",
                     s->pad_name, (LL)b, (LL)pad, (LL)slot);
@@ -211,10 +217,10 @@ static tsr_status check_page_table(const tsr_problem *p, const tsr_args *a) {
 }
 
 tsr_status tsri_validate_arrays(const tsr_problem *p, const tsr_args *a) {
-  const side q = {"cu_q", "used_q", "left_pad_q", "seq_q", a->cu_q, a->used_q, a->left_pad_q,
-                  p->seq_q, p->total_q};
-  const side k = {"cu_k", "used_k", "left_pad_k", "seq_k", a->cu_k, a->used_k, a->left_pad_k,
-                  p->seq_k, p->total_k};
+  const side q = {"cu_q",    "used_q",      "left_pad_q", "seq_q",   a->cu_q,
+                  a->used_q, a->left_pad_q, p->seq_q,     p->total_q};
+  const side k = {"cu_k",    "used_k",      "left_pad_k", "seq_k",   a->cu_k,
+                  a->used_k, a->left_pad_k, p->seq_k,     p->total_k};
   TSRI_FORWARD(check_lengths(p, &q));
   TSRI_FORWARD(check_lengths(p, &k));
   TSRI_FORWARD(check_page_table(p, a));
