@@ -66,6 +66,7 @@ plant(layers api/src/bad3.c "${licence}#include \"common/reference/attention_ref
 plant(layers api/src/bad4.c "${licence}#  include <hwy/highway.h>\n")
 plant(layers api/src/bad5.c "${licence}void f(void) { abort(); }\n")
 plant(layers api/src/bad6.c "${licence}void f(void) { printf(\"hello\"); }\n")
+plant(layers api/src/bad7.c "${licence}#include <omp.h>\n")
 plant(layers common/bad.h "${licence}#include <stdio.h>\n")
 plant(layers common/bad2.h "${licence}#include \"api/src/validate.h\"\n")
 plant(layers common/bad3.h "${licence}#include \"common/reference/attention_ref.h\"\n")
