@@ -44,7 +44,8 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
        "install by its own means: ${want[*]}"
 fi
 
-installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+# One line per installed architecture of a package.
+installed() { dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null | grep -qx installed; }
 
 missing=()
 for package in "${want[@]}"; do
