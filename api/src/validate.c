@@ -89,7 +89,7 @@ static tsr_status check_choices(tsr_problem *p) {
                   "index_dtype: found %d (%s), accepted int32 or int64", (int)p->index_dtype,
                   tsri_dtype_text(p->index_dtype));
   if (p->index_dtype == TSR_DTYPE_NONE) p->index_dtype = TSR_DTYPE_I32;
-  TSRI_FORWARD(check_range("determinism", (int64_t)p->determinism, 0, 2));
+  TSRI_FORWARD(check_range("determinism", (int)p->determinism, 0, 2));
   TSRI_FORWARD(check_zero("reserved0", p->reserved0, "it is reserved"));
   TSRI_FORWARD(check_zero("reserved1", p->reserved1, "it is reserved"));
   TSRI_FORWARD(check_zero("window.reserved", p->window.reserved, "it is reserved"));
@@ -190,7 +190,7 @@ static tsr_status check_scores(tsr_problem *p) {
   if (p->scale == 0) p->scale = (float)(1.0 / sqrt((double)p->dim_qk));
   TSRI_INVALID_IF(!isfinite(p->softcap) || p->softcap < 0,
                   "softcap: found %g, accepted 0 or a finite positive number", p->softcap);
-  TSRI_FORWARD(check_range("alibi", (int64_t)p->alibi, 0, 2));
+  TSRI_FORWARD(check_range("alibi", (int)p->alibi, 0, 2));
   TSRI_FORWARD(check_range("sink", p->sink, 0, 1));
   TSRI_FORWARD(check_range("dsink", p->dsink, 0, 1));
   TSRI_INVALID_IF(!(p->dropout >= 0 && p->dropout <= 1), "dropout: found %g, accepted 0 .. 1",
@@ -214,8 +214,8 @@ static void merge_band(tsr_problem *p) {
 
 static tsr_status check_band(tsr_problem *p) {
   const tsr_window *w = &p->window;
-  TSRI_FORWARD(check_range("causal", (int64_t)p->causal, 0, 3));
-  TSRI_FORWARD(check_range("window.kind", (int64_t)w->kind, 0, 3));
+  TSRI_FORWARD(check_range("causal", (int)p->causal, 0, 3));
+  TSRI_FORWARD(check_range("window.kind", (int)w->kind, 0, 3));
   if (w->kind == TSR_WINDOW_NONE) {
     TSRI_FORWARD(check_zero("window.left", w->left, "window.kind is NONE"));
     TSRI_FORWARD(check_zero("window.right", w->right, "window.kind is NONE"));
