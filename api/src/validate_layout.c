@@ -203,16 +203,21 @@ tsr_status tsri_validate_layout(const char *name, const int64_t dim[4], int flag
 
 #define BIT_OF(key) (UINT64_C(1) << TSR_DTYPE_##key)
 
+/* Also of values that are no dtype, which are refused when their own turn comes. */
+static uint64_t bit_of(tsr_dtype dtype) {
+  return UINT64_C(1) << ((unsigned)dtype & 63);
+}
+
 static const uint64_t none_bit = BIT_OF(NONE);
 static const uint64_t byte_bits = BIT_OF(F8_E4M3) | BIT_OF(F8_E5M2) | BIT_OF(I8);
 
 /* Dtypes that a tensor may have, given those checked before it in the table's order. Results and
  * gradients of 8-bit tensors are never 8-bit themselves: there is no scale for them. */
 static uint64_t accepted_dtypes(const tsr_problem *p, const char *name) {
-  const uint64_t q = UINT64_C(1) << p->q.dtype;
-  const uint64_t k = UINT64_C(1) << p->k.dtype;
+  const uint64_t q = bit_of(p->q.dtype);
+  const uint64_t k = bit_of(p->k.dtype);
   const uint64_t half = BIT_OF(F16) | BIT_OF(BF16), f32 = BIT_OF(F32);
-  const uint64_t o_like = (UINT64_C(1) << p->o.dtype) | f32;
+  const uint64_t o_like = bit_of(p->o.dtype) | f32;
   const struct {
     const char *name;
     uint64_t accepted;
@@ -231,7 +236,7 @@ static uint64_t accepted_dtypes(const tsr_problem *p, const char *name) {
       {"dq", none_bit | (q & byte_bits ? 0 : q) | f32},
       {"dk", none_bit | (k & byte_bits ? 0 : k) | f32},
       {"dv", none_bit | (k & byte_bits ? 0 : k) | f32},
-      {"dbias", none_bit | (p->bias.dtype ? (UINT64_C(1) << p->bias.dtype) | f32 : 0)},
+      {"dbias", none_bit | (p->bias.dtype ? bit_of(p->bias.dtype) | f32 : 0)},
   };
   for (size_t i = 0; i < sizeof rules / sizeof rules[0]; ++i) {
     if (strcmp(rules[i].name, name) == 0) return rules[i].accepted;
