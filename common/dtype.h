@@ -69,7 +69,9 @@ TSRI_INLINE int32_t tsri_dtype_bits(tsr_dtype dtype) {
 }
 
 /* Bytes of one element; 0 for BIT, NONE and unknown values. */
-TSRI_INLINE int32_t tsri_dtype_bytes(tsr_dtype dtype) { return tsri_dtype_bits(dtype) / 8; }
+TSRI_INLINE int32_t tsri_dtype_bytes(tsr_dtype dtype) {
+  return tsri_dtype_bits(dtype) / 8;
+}
 
 /* One byte per element, meaningful only together with a scale. */
 TSRI_INLINE int tsri_dtype_needs_scale(tsr_dtype dtype) {
@@ -98,7 +100,9 @@ TSRI_INLINE uint64_t tsri_double_bits(double x) {
 
 /* ------------------------------------------------------------------------------------- decoding */
 
-TSRI_INLINE float tsri_bf16_to_float(uint16_t h) { return tsri_bits_float((uint32_t)h << 16); }
+TSRI_INLINE float tsri_bf16_to_float(uint16_t h) {
+  return tsri_bits_float((uint32_t)h << 16);
+}
 
 TSRI_INLINE float tsri_f16_to_float(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
@@ -162,14 +166,20 @@ TSRI_INLINE uint32_t tsri_encode_small(double x, int exponent_bits, int mantissa
   return sign | (code > infinity ? infinity : code);
 }
 
-TSRI_INLINE uint16_t tsri_double_to_f16(double x) { return (uint16_t)tsri_encode_small(x, 5, 10); }
-TSRI_INLINE uint16_t tsri_double_to_bf16(double x) { return (uint16_t)tsri_encode_small(x, 8, 7); }
-TSRI_INLINE uint8_t tsri_double_to_e5m2(double x) { return (uint8_t)tsri_encode_small(x, 5, 2); }
+TSRI_INLINE uint16_t tsri_double_to_f16(double x) {
+  return (uint16_t)tsri_encode_small(x, 5, 10);
+}
+TSRI_INLINE uint16_t tsri_double_to_bf16(double x) {
+  return (uint16_t)tsri_encode_small(x, 8, 7);
+}
+TSRI_INLINE uint8_t tsri_double_to_e5m2(double x) {
+  return (uint8_t)tsri_encode_small(x, 5, 2);
+}
 
 TSRI_INLINE uint8_t tsri_double_to_e4m3(double x) {
-  /* The IEEE-like encoder keeps the top exponent for infinities, E4M3 uses it for numbers. Scaled by
-   * 2^-8, a value has the same exponent field in a format of five exponent bits (bias 15 for 7), and
-   * none reaches that format's top. */
+  /* The IEEE-like encoder keeps the top exponent for infinities, E4M3 uses it for numbers. Scaled
+   * by 2^-8, a value has the same exponent field in a format of five exponent bits (bias 15 for 7),
+   * and none reaches that format's top. */
   const uint8_t sign = (uint8_t)((tsri_double_bits(x) >> 63) << 7);
   const double magnitude = x < 0 ? -x : x;
   uint32_t code;
@@ -209,7 +219,7 @@ TSRI_INLINE int8_t tsri_double_to_i8(double x) {
   return (int8_t)(x < 0 ? -whole : whole);
 }
 
-/* --------------------------------------------------------------------------- element load, store */
+/* ------------------------------------------------------------------------- element load, store */
 
 /* Element number index (not bytes) of an array of a FLOAT-kind dtype, without its scale. */
 TSRI_INLINE float tsri_load_f32(tsr_dtype dtype, const void *base, int64_t index) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Cutting one block of temporary memory into aligned arrays. The same sequence of takes is written
-// once and run twice: with base NULL it only counts (when a plan is made, to tell the size), with the
-// caller's workspace it hands out pointers. Sizes saturate instead of wrapping, so that an impossible
-// problem yields an impossible size and is refused, never a small one.
+// once and run twice: with base NULL it only counts (when a plan is made, to tell the size), with
+// the caller's workspace it hands out pointers. Sizes saturate instead of wrapping, so that an
+// impossible problem yields an impossible size and is refused, never a small one.
 #ifndef TESSERA_COMMON_WORKSPACE_H_
 #define TESSERA_COMMON_WORKSPACE_H_
 

@@ -3,8 +3,9 @@
 // Forward pass of the oracle, and the softmax of a block of rows that backward shares:
 //   s = scores (score.h), m = max s, l = sum exp(s - m) + exp(sink - m), p = exp(s - m) / l,
 //   LSE = m + ln l, O = sum_j keep_j p_j v_j
-// over allowed keys only, each sum in the order of the keys. A row without a finite or infinite score
-// to hold on to (m = -inf) is empty: O = 0, LSE = -inf. Called phase by phase from backend_ref.c.
+// over allowed keys only, each sum in the order of the keys. A row without a finite or infinite
+// score to hold on to (m = -inf) is empty: O = 0, LSE = -inf. Called phase by phase from
+// backend_ref.c.
 #include "attention_ref.h"
 
 #include <math.h>
@@ -70,7 +71,8 @@ static void block_scores(tsri_ref_block *block) {
   }
 }
 
-void tsri_ref_block_softmax(tsri_ref_block *block, const tsri_ref_head *head, int64_t i0, int rows) {
+void tsri_ref_block_softmax(tsri_ref_block *block, const tsri_ref_head *head, int64_t i0,
+                            int rows) {
   const tsri_ref_call *call = head->call;
   const int64_t dim = call->p->dim_qk, sk = head->seq.k.len;
   int64_t j, d;
@@ -80,8 +82,8 @@ void tsri_ref_block_softmax(tsri_ref_block *block, const tsri_ref_head *head, in
   block->i0 = i0;
   block->rows = rows;
   for (r = 0; r < R; r++) {
-    if (r < rows) tsri_ref_load_row_f64(&call->q, head->b, head->h, head->seq.q.begin + i0 + r,
-                                        block->row);
+    if (r < rows)
+      tsri_ref_load_row_f64(&call->q, head->b, head->h, head->seq.q.begin + i0 + r, block->row);
     for (d = 0; d < dim; d++) block->q[d * R + r] = r < rows ? block->row[d] : 0;
   }
   block_scores(block);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The oracle: attention and its gradients in double precision, straight from the formulas at the top
-// of tessera.h. Whole rows, softmax in two passes (maximum, then sum), no tiles, no online update.
-// Rows go eight at a time only so that one loaded row of K or V serves eight queries. Backward starts
-// from Q, K, V and dO alone: it recomputes the probabilities and ignores the O and LSE it is given, so
-// that rounding of a stored LSE never enters the values that others are measured against.
+// The oracle: attention and its gradients in double precision, straight from the formulas at the
+// top of tessera.h. Whole rows, softmax in two passes (maximum, then sum), no tiles, no online
+// update. Rows go eight at a time only so that one loaded row of K or V serves eight queries.
+// Backward starts from Q, K, V and dO alone: it recomputes the probabilities and ignores the O and
+// LSE it is given, so that rounding of a stored LSE never enters the values that others are
+// measured against.
 #ifndef TESSERA_COMMON_REFERENCE_ATTENTION_REF_H_
 #define TESSERA_COMMON_REFERENCE_ATTENTION_REF_H_
 
@@ -16,10 +17,10 @@ enum { TSRI_REF_ROWS = 8 };
 /* A block of up to eight query rows of one head. Arrays are [column][row]: the row is innermost. */
 typedef struct tsri_ref_block {
   tsri_ref_head head;
-  int64_t i0; /* first query, in the used part */
-  int rows;   /* 1 .. 8 */
-  double *q;  /* [Dqk][8], rows past `rows` zero */
-  double *p;  /* [Sk][8] scores, then probabilities before dropout */
+  int64_t i0;    /* first query, in the used part */
+  int rows;      /* 1 .. 8 */
+  double *q;     /* [Dqk][8], rows past `rows` zero */
+  double *p;     /* [Sk][8] scores, then probabilities before dropout */
   uint8_t *seen; /* [Sk] bit r: key is allowed for row r */
   double *row;   /* one row of K or V */
   double max[TSRI_REF_ROWS], lse[TSRI_REF_ROWS];

@@ -6,8 +6,9 @@
 //   dS_ij = P_ij (dP_ij - D_i)       dBias = dS summed over broadcast axes
 //   dX_ij = scale softcap'(scale q.k) dS_ij;  dQ_i = sum_j dX_ij k_j;  dK_j += dX_ij q_i
 //   dsink = - sum_i p_sink,i D_i     p_sink = exp(sink - LSE)
-// Three phases, each output owned by one task and summed in a fixed order: dQ, dK, dV and the sink's
-// partial sums per KV head; dBias per element of its batch and head axes; the sum of the sinks.
+// Three phases, each output owned by one task and summed in a fixed order: dQ, dK, dV and the
+// sink's partial sums per KV head; dBias per element of its batch and head axes; the sum of the
+// sinks.
 #include <math.h>
 
 #include "attention_ref.h"
@@ -31,7 +32,9 @@ typedef struct grad_sums {
   double *dv; /* [Sk][Dv] */
 } grad_sums;
 
-static int wanted(const tsr_layout *layout) { return layout->dtype != TSR_DTYPE_NONE; }
+static int wanted(const tsr_layout *layout) {
+  return layout->dtype != TSR_DTYPE_NONE;
+}
 
 static void grad_take(grad_block *grad, const tsr_problem *p, tsri_workspace *ws) {
   tsri_ref_block_take(&grad->block, p, ws);
@@ -49,7 +52,8 @@ static void sums_take(grad_sums *sums, const tsr_problem *p, tsri_workspace *ws)
 static double upstream_lse(const tsri_ref_head *head, int64_t i) {
   const tsr_layout *dlse = &head->call->p->dlse;
   if (!wanted(dlse)) return 0;
-  return head->call->a->dlse[tsri_row_offset(dlse->stride, head->b, head->h, head->seq.q.begin + i)];
+  return head->call->a
+      ->dlse[tsri_row_offset(dlse->stride, head->b, head->h, head->seq.q.begin + i)];
 }
 
 /* Whether p of row r at key j can be anything but a structural zero. */
@@ -135,7 +139,7 @@ static double sink_part(const grad_block *grad) {
   return sum;
 }
 
-/* ------------------------------------------------------------------ phase 1: one KV head per task */
+/* --------------------------------------------------------------- phase 1: one KV head per task */
 
 static int64_t heads_count(const tsri_ref_call *call) {
   const tsr_problem *p = call->p;
@@ -200,7 +204,7 @@ static void heads_task(void *arg, int64_t index, int32_t worker) {
              (p->accumulate & TSR_ACCUMULATE_DV) != 0);
 }
 
-/* -------------------------------------------- phase 2: one (batch, head) element of dBias per task */
+/* ---------------------------------------- phase 2: one (batch, head) element of dBias per task */
 
 static int64_t dbias_count(const tsri_ref_call *call) {
   tsri_ref_bias_shape shape;
@@ -253,7 +257,7 @@ static void dbias_task(void *arg, int64_t index, int32_t worker) {
     }
 }
 
-/* ------------------------------------------------------------------------- phase 3: sum of sinks */
+/* ----------------------------------------------------------------------- phase 3: sum of sinks */
 
 static int64_t dsink_count(const tsri_ref_call *call) {
   return call->p->dsink ? call->p->heads_q : 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backend "reference": the oracle (ref64) and the materialised baseline (naive) behind the vtable,
-// with the threads that run their phases. It is used only when named, and of its kernels the oracle
-// is the choice unless a baseline is named: a baseline's estimate carries a constant that ranks it
-// last. Time figures are order-of-magnitude constants of portable scalar code.
+// The backend "reference": the oracle (ref64) and the materialised baseline (naive) behind the
+// vtable, with the threads that run their phases. It is used only when named, and of its kernels
+// the oracle is the choice unless a baseline is named: a baseline's estimate carries a constant
+// that ranks it last. Time figures are order-of-magnitude constants of portable scalar code.
 #include <omp.h>
 #include <stdio.h>
 
@@ -57,7 +57,7 @@ typedef struct ref_plan {
   const tsr_resolved *problem;
 } ref_plan;
 
-/* ---------------------------------------------------------------------------------------- probing */
+/* ------------------------------------------------------------------------------------- probing */
 
 static tsr_status ref_probe(const tsr_host *host, void **state, tsr_reason *detail) {
   ref_state *s = (ref_state *)host->alloc(host->context, sizeof *s, sizeof(void *));
@@ -104,7 +104,7 @@ static tsr_status ref_kernel_info(void *state, int32_t index, tsr_kernel_info *i
   return TSR_STATUS_SUCCESS;
 }
 
-/* --------------------------------------------------------------------------------------- planning */
+/* ------------------------------------------------------------------------------------ planning */
 
 /* Allowed pairs of one head, by the interval rule alone, from at most 1024 rows spread evenly: a
  * figure for estimates. Lengths are the upper bounds that the problem holds. */
@@ -115,7 +115,8 @@ static double estimate_pairs(const tsr_problem *p) {
   double sum = 0;
   int64_t n;
   for (n = 0; n < samples; n++) {
-    const int64_t i = samples == p->seq_q ? n : (int64_t)((double)p->seq_q / 1024 * ((double)n + 0.5));
+    const int64_t i =
+        samples == p->seq_q ? n : (int64_t)((double)p->seq_q / 1024 * ((double)n + 0.5));
     const tsri_mask_row row = tsri_mask_row_of(&rule, i);
     sum += (double)tsri_mask_row_count(&row);
   }
@@ -138,8 +139,8 @@ static void estimate(const ref_state *s, const ref_kernel *kernel, const tsr_res
   const double heads = (double)p->batch * (double)p->heads_q;
   const double pairs = kernel->baseline ? (double)p->seq_q * (double)p->seq_k : estimate_pairs(p);
   const int backward = kernel->pass == TSR_PASS_BACKWARD;
-  const double dims = backward ? 3.0 * (double)p->dim_qk + 2.0 * (double)p->dim_v
-                               : (double)(p->dim_qk + p->dim_v);
+  const double dims =
+      backward ? 3.0 * (double)p->dim_qk + 2.0 * (double)p->dim_v : (double)(p->dim_qk + p->dim_v);
   const int rows = kernel->baseline ? TSRI_NAIVE_BLOCK : TSRI_REF_ROWS;
   const double blocks = (double)((p->seq_q + rows - 1) / rows);
   const double threads = s->threads;
@@ -172,8 +173,8 @@ static int64_t workspace_bytes(const ref_state *s, tsri_ref_memory memory) {
   return workers > INT64_MAX - memory.shared ? INT64_MAX : memory.shared + workers;
 }
 
-static tsr_status ref_supports(void *state, int32_t index, const tsr_resolved *r,
-                               tsr_estimate *out, tsr_reason *reason) {
+static tsr_status ref_supports(void *state, int32_t index, const tsr_resolved *r, tsr_estimate *out,
+                               tsr_reason *reason) {
   const ref_state *s = (const ref_state *)state;
   const ref_kernel *kernel = &kernels[index];
   int64_t bytes;
@@ -223,10 +224,10 @@ static void ref_plan_destroy(void *state, void *plan) {
   s->host->free(s->host->context, plan);
 }
 
-/* ---------------------------------------------------------------------------------------- running */
+/* ------------------------------------------------------------------------------------- running */
 
-/* Calls task for every index: by the caller's runner, else by OpenMP, else (inside a parallel region)
- * on this thread alone. */
+/* Calls task for every index: by the caller's runner, else by OpenMP, else (inside a parallel
+ * region) on this thread alone. */
 static int run_phase(const ref_state *s, void (*task)(void *, int64_t, int32_t), void *arg,
                      int64_t count) {
   int64_t index;
@@ -280,4 +281,6 @@ static const tsr_backend reference = {
     ref_supports,        ref_plan_create, ref_plan_destroy, ref_run,         ref_merge,
     ref_dropout_mask};
 
-TSR_BACKEND_ENTRY(reference) { return host_abi == TSR_BACKEND_ABI ? &reference : NULL; }
+TSR_BACKEND_ENTRY(reference) {
+  return host_abi == TSR_BACKEND_ABI ? &reference : NULL;
+}

@@ -4,8 +4,8 @@
 //   merge         LSE = ln sum_i exp(LSE_i),  O = sum_i exp(LSE_i - LSE) O_i
 //   dropout mask  the keep bit of every (b, h, i, j)
 // A part whose LSE is -inf is skipped before its O is read; a single part that is left has weight
-// exp(0) = 1 and comes through exactly. An output may be the memory of a part: a row's LSE is written
-// after all of its columns, and a column after all of its parts were read.
+// exp(0) = 1 and comes through exactly. An output may be the memory of a part: a row's LSE is
+// written after all of its columns, and a column after all of its parts were read.
 #include <math.h>
 
 #include "attention_ref.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The baseline of the accuracy contract and of every comparison of memory traffic: standard attention
-// as three separate passes over whole [B, Hq, Sq, Sk] matrices in the working dtype,
+// The baseline of the accuracy contract and of every comparison of memory traffic: standard
+// attention as three separate passes over whole [B, Hq, Sq, Sk] matrices in the working dtype,
 //   S = round(scale Q K^T)    P = round(softmax(S)) in float32    O = round(P V)
 // and its gradients with dP and dS materialised and rounded too. Products accumulate in float32, in
-// blocks of 128 terms. The working dtype W is Q's, or O's when Q has 8 bits. One matrix serves S and P
-// in forward; backward keeps P and dP/dS, and S as well when a softcap needs its derivative.
+// blocks of 128 terms. The working dtype W is Q's, or O's when Q has 8 bits. One matrix serves S
+// and P in forward; backward keeps P and dP/dS, and S as well when a softcap needs its derivative.
 #ifndef TESSERA_COMMON_REFERENCE_NAIVE_H_
 #define TESSERA_COMMON_REFERENCE_NAIVE_H_
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward pass of the baseline (naive.h), as frameworks do it from a saved P: with W the rounding to
-// the working dtype,
-//   P = W(softmax(W(scale Q K^T)))      dP = W(dO V^T)     dS = W(P (keep dP - D)),  D = sum P keep dP
-//   dQ = scale (dS softcap'(S)) K       dK = scale (dS softcap'(S))^T Q      dV = W(keep P)^T dO
+// Backward pass of the baseline (naive.h), as frameworks do it from a saved P: with W the rounding
+// to the working dtype,
+//   P = W(softmax(W(scale Q K^T)))      dP = W(dO V^T)     dS = W(P (keep dP - D)),  D = sum P keep
+//   dP dQ = scale (dS softcap'(S)) K       dK = scale (dS softcap'(S))^T Q      dV = W(keep P)^T dO
 // Eight phases over materialised matrices: P, dP (dS in its place), and S while a softcap needs it.
 #include <math.h>
 
@@ -13,7 +13,9 @@
 
 enum { MATRIX_P = 0, MATRIX_DS = 1, MATRIX_S = 2 };
 
-static int wanted(const tsr_layout *layout) { return layout->dtype != TSR_DTYPE_NONE; }
+static int wanted(const tsr_layout *layout) {
+  return layout->dtype != TSR_DTYPE_NONE;
+}
 
 static tsri_naive_matrix scores_of(const tsri_ref_call *call) {
   return tsri_naive_matrix_of(call, call->p->softcap > 0 ? MATRIX_S : MATRIX_P);
@@ -86,7 +88,7 @@ static void ds_task(void *arg, int64_t index, int32_t worker) {
   }
 }
 
-/* ----------------------------------------------------------------------- phases 5 and 6: products */
+/* -------------------------------------------------------------------- phases 5 and 6: products */
 
 /* dS softcap'(S) of one pair: what flows into scale q.k. */
 static float dx_of(const tsri_ref_call *call, int64_t at) {
@@ -230,8 +232,8 @@ static void dbias_task(void *arg, int64_t index, int32_t worker) {
       const tsri_ref_head head = tsri_ref_head_of(call, b, h);
       for (i = 0; i < head.seq.q.len; i++)
         for (j = 0; j < head.seq.k.len; j++)
-          sum[i * step_i + j * step_j] += tsri_load_f32(
-              ds.dtype, ds.data, tsri_naive_at(&ds, b * p->heads_q + h, i, j));
+          sum[i * step_i + j * step_j] +=
+              tsri_load_f32(ds.dtype, ds.data, tsri_naive_at(&ds, b * p->heads_q + h, i, j));
     }
   for (i = 0; i < shape.seq_q; i++)
     for (j = 0; j < shape.seq_k; j++) {
@@ -286,7 +288,11 @@ tsri_ref_memory tsri_naive_backward_memory(const tsr_resolved *r) {
 }
 
 const tsri_ref_phase tsri_naive_backward_phases[TSRI_NAIVE_BACKWARD_PHASES] = {
-    {tsri_naive_row_tasks, scores_task}, {tsri_naive_row_tasks, softmax_task},
-    {tsri_naive_row_tasks, dp_task},     {tsri_naive_row_tasks, ds_task},
-    {dq_count, dq_task},                 {keys_count, keys_task},
-    {dbias_count, dbias_task},           {dsink_count, dsink_task}};
+    {tsri_naive_row_tasks, scores_task},
+    {tsri_naive_row_tasks, softmax_task},
+    {tsri_naive_row_tasks, dp_task},
+    {tsri_naive_row_tasks, ds_task},
+    {dq_count, dq_task},
+    {keys_count, keys_task},
+    {dbias_count, dbias_task},
+    {dsink_count, dsink_task}};

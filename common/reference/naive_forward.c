@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward pass of the baseline (naive.h): three phases over the whole problem, each of which reads and
-// writes the materialised matrix, as frameworks without a fused kernel do.
+// Forward pass of the baseline (naive.h): three phases over the whole problem, each of which reads
+// and writes the materialised matrix, as frameworks without a fused kernel do.
 #include <math.h>
 
 #include "naive_parts.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product kernel, panels and the softmax pass of the baseline (naive.h). The product is the plain
-// register-blocked loop that a compiler vectorises: four rows by eight columns of C stay in registers
-// while one block of the depth goes by, then join C, which bounds the error of long sums as a BLAS
-// does.
+// The product kernel, panels and the softmax pass of the baseline (naive.h). The product is the
+// plain register-blocked loop that a compiler vectorises: four rows by eight columns of C stay in
+// registers while one block of the depth goes by, then join C, which bounds the error of long sums
+// as a BLAS does.
 #include "naive_parts.h"
 
 #include <math.h>
@@ -36,12 +36,12 @@ tsri_naive_matrix tsri_naive_matrix_of(const tsri_ref_call *call, int n) {
   m.dtype = tsri_naive_dtype(call->r);
   m.seq_q = call->p->seq_q;
   m.seq_k = call->p->seq_k;
-  m.data = call->shared +
-           n * tsri_workspace_round(matrix_elements(call->p) * tsri_dtype_bytes(m.dtype));
+  m.data =
+      call->shared + n * tsri_workspace_round(matrix_elements(call->p) * tsri_dtype_bytes(m.dtype));
   return m;
 }
 
-/* ---------------------------------------------------------------------------------------- product */
+/* ------------------------------------------------------------------------------------- product */
 
 /* c[MR][LANES] += a[MR rows][k] b[k][LANES]; `rows` of the four count. */
 static void product_tile(int rows, int64_t k, const float *TSRI_RESTRICT a, int64_t lda,
@@ -78,7 +78,7 @@ void tsri_naive_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t
   } while (t < k);
 }
 
-/* ----------------------------------------------------------------------------------------- panels */
+/* -------------------------------------------------------------------------------------- panels */
 
 void tsri_naive_pack(const tsri_ref_input *in, int64_t b, int64_t h, const tsri_span *span,
                      int64_t r0, int64_t rows, float *panel, int64_t ld) {
@@ -132,13 +132,13 @@ void tsri_naive_scores(const tsri_ref_head *head, const tsri_ref_input *x, const
   }
 }
 
-/* ---------------------------------------------------------------------------------------- softmax */
+/* ------------------------------------------------------------------------------------- softmax */
 
 float tsri_naive_keep(const tsri_ref_head *head, int64_t i, int64_t j) {
   const tsri_ref_call *call = head->call;
   if (!(call->p->dropout > 0)) return 1;
-  return tsri_dropout_keep(call->key, call->r->drop_threshold,
-                           head->b * call->p->heads_q + head->h, i, j)
+  return tsri_dropout_keep(call->key, call->r->drop_threshold, head->b * call->p->heads_q + head->h,
+                           i, j)
              ? call->r->keep_scale
              : 0;
 }
@@ -180,7 +180,7 @@ void tsri_naive_softmax_row(const tsri_ref_head *head, const tsri_naive_matrix *
   }
 }
 
-/* ------------------------------------------------------------------------------------------ tasks */
+/* --------------------------------------------------------------------------------------- tasks */
 
 int64_t tsri_naive_row_tasks(const tsri_ref_call *call) {
   const tsr_problem *p = call->p;

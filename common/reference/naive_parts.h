@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pieces that both passes of the baseline use: the materialised matrices, panels of rows in float32,
-// and one product kernel. Every product is C[M][N] (+)= A[M][K] B[K][N] on packed float32 panels, so
-// each caller only says which rows go into A and B, as they are or transposed.
+// Pieces that both passes of the baseline use: the materialised matrices, panels of rows in
+// float32, and one product kernel. Every product is C[M][N] (+)= A[M][K] B[K][N] on packed float32
+// panels, so each caller only says which rows go into A and B, as they are or transposed.
 #ifndef TESSERA_COMMON_REFERENCE_NAIVE_PARTS_H_
 #define TESSERA_COMMON_REFERENCE_NAIVE_PARTS_H_
 
@@ -10,7 +10,9 @@
 
 enum { BLOCK = TSRI_NAIVE_BLOCK, DEPTH = TSRI_NAIVE_DEPTH, LANES = TSRI_NAIVE_LANES };
 
-static inline int64_t tsri_naive_lanes(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+static inline int64_t tsri_naive_lanes(int64_t n) {
+  return (n + LANES - 1) / LANES * LANES;
+}
 
 /* A matrix [B * Hq][Sq][Sk] in the working dtype. */
 typedef struct tsri_naive_matrix {
@@ -39,15 +41,15 @@ void tsri_naive_pack_transposed(const tsri_ref_input *in, int64_t b, int64_t h,
                                 const tsri_span *span, int64_t r0, int64_t rows, float *panel,
                                 int64_t ld, float *row);
 
-/* out[i][j] = round(factor * x_i . y_j) for rows [i0, i1) of x and every key: the pass that writes S
- * (x = Q, y = K) and dP (x = dO, y = V). ws: the worker's memory. */
+/* out[i][j] = round(factor * x_i . y_j) for rows [i0, i1) of x and every key: the pass that writes
+ * S (x = Q, y = K) and dP (x = dO, y = V). ws: the worker's memory. */
 void tsri_naive_scores(const tsri_ref_head *head, const tsri_ref_input *x, const tsri_ref_input *y,
                        float factor, const tsri_naive_matrix *out, int64_t i0, int64_t i1,
                        tsri_workspace *ws);
 int64_t tsri_naive_scores_bytes(const tsr_problem *p);
 
-/* Softmax of row i of S, in float32, into P (which may be S): probabilities before dropout, or after
- * it. Writes the row's maximum and LSE. weights: seq_k floats of scratch. */
+/* Softmax of row i of S, in float32, into P (which may be S): probabilities before dropout, or
+ * after it. Writes the row's maximum and LSE. weights: seq_k floats of scratch. */
 void tsri_naive_softmax_row(const tsri_ref_head *head, const tsri_naive_matrix *s,
                             const tsri_naive_matrix *p, int64_t i, int dropped, float *weights,
                             float *max, float *lse);

@@ -85,7 +85,8 @@ static int64_t locate(const tsri_ref_input *in, int64_t b, int64_t h, int64_t ro
   return offset;
 }
 
-void tsri_ref_load_row_f64(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row, double *out) {
+void tsri_ref_load_row_f64(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row,
+                           double *out) {
   double scale;
   const int64_t first = locate(in, b, h, row, &scale);
   const int64_t step = in->stride[3];
@@ -109,7 +110,8 @@ void tsri_ref_load_row_f64(const tsri_ref_input *in, int64_t b, int64_t h, int64
     for (d = 0; d < in->dim; d++) out[d] *= scale;
 }
 
-void tsri_ref_load_row_f32(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row, float *out) {
+void tsri_ref_load_row_f32(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row,
+                           float *out) {
   double scale;
   const int64_t first = locate(in, b, h, row, &scale);
   const int64_t step = in->stride[3];
@@ -181,9 +183,9 @@ int tsri_ref_mask_tensors(const tsri_ref_head *head, int64_t i, int64_t j) {
                          tsri_pair_offset(p->mask.stride, head->b, head->h, i, j)))
     return 0;
   if (p->block_mask.dtype != TSR_DTYPE_NONE &&
-      !tsri_mask_element(a->block_mask, 0,
-                         tsri_pair_offset(p->block_mask.stride, head->b, head->h, i / p->block_q,
-                                          j / p->block_k)))
+      !tsri_mask_element(
+          a->block_mask, 0,
+          tsri_pair_offset(p->block_mask.stride, head->b, head->h, i / p->block_q, j / p->block_k)))
     return 0;
   return 1;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the oracle (attention_ref) and the materialised baseline (naive) share: one run's arguments
-// unpacked, rows read from tensors of any dtype, stride, page or scale, and the question which pairs
-// are allowed. Everything is a phase: a task function called once for every index, with a barrier
-// between phases; backend_ref.c owns the threads.
+// unpacked, rows read from tensors of any dtype, stride, page or scale, and the question which
+// pairs are allowed. Everything is a phase: a task function called once for every index, with a
+// barrier between phases; backend_ref.c owns the threads.
 #ifndef TESSERA_COMMON_REFERENCE_REFERENCE_CALL_H_
 #define TESSERA_COMMON_REFERENCE_REFERENCE_CALL_H_
 
@@ -66,7 +66,8 @@ void tsri_ref_call_init(tsri_ref_call *call, const tsr_resolved *r, const tsr_ar
 tsri_ref_head tsri_ref_head_of(const tsri_ref_call *call, int64_t b, int64_t h);
 
 /* Row `row` of the tensor (span.begin + i) as numbers, scale applied. */
-void tsri_ref_load_row_f64(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row, double *out);
+void tsri_ref_load_row_f64(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row,
+                           double *out);
 void tsri_ref_load_row_f32(const tsri_ref_input *in, int64_t b, int64_t h, int64_t row, float *out);
 
 /* Writes n numbers to a row of an output, added to what it holds if asked. */

@@ -5,7 +5,9 @@
 
 #include <math.h>
 
-static int64_t entry(const void *array, int64_t i) { return ((const int32_t *)array)[i]; }
+static int64_t entry(const void *array, int64_t i) {
+  return ((const int32_t *)array)[i];
+}
 
 brute_sequence brute_sequence_of(const ref_rig *rig, int64_t b) {
   const tsr_problem *p = &rig->p;
@@ -23,8 +25,8 @@ brute_sequence brute_sequence_of(const ref_rig *rig, int64_t b) {
 }
 
 /* Element of K or V through the page table. */
-static double kv(const ref_rig *rig, const tsr_layout *layout, const void *data, int64_t b, int64_t g,
-                 int64_t row, int64_t d) {
+static double kv(const ref_rig *rig, const tsr_layout *layout, const void *data, int64_t b,
+                 int64_t g, int64_t row, int64_t d) {
   const int64_t size = rig->p.page_size;
   if (!size) return rig_get(layout, data, b, g, row, d);
   return rig_get(layout, data, entry(rig->a.page_table, b * rig->p.max_pages + row / size), g,
@@ -102,8 +104,7 @@ void brute_row(const ref_rig *rig, int64_t b, int64_t h, int64_t i, const uint8_
       const int kept = keep[((b * p->heads_q + h) * p->seq_q + i) * p->seq_k + j];
       weight = kept ? weight / (1 - (double)p->dropout) : 0;
     }
-    for (d = 0; d < p->dim_v; d++)
-      o[d] += weight * kv(rig, &p->v, rig->a.v, b, g, seq.k0 + j, d);
+    for (d = 0; d < p->dim_v; d++) o[d] += weight * kv(rig, &p->v, rig->a.v, b, g, seq.k0 + j, d);
   }
   *lse = log(sum);
   for (d = 0; d < p->dim_v; d++) o[d] = sum > 0 ? o[d] / sum : 0;

@@ -23,7 +23,9 @@ static void host_free(void *context, void *block) {
   free(block);
 }
 
-const tsr_backend *rig_backend(void) { return tsr_backend_entry_reference(TSR_BACKEND_ABI); }
+const tsr_backend *rig_backend(void) {
+  return tsr_backend_entry_reference(TSR_BACKEND_ABI);
+}
 
 void *rig_state(int32_t threads) {
   static tsr_host hosts[8];
@@ -138,8 +140,8 @@ static int64_t span(const tsr_layout *layout, int64_t outer, int64_t h, int64_t 
          (s - 1) * layout->stride[2] + (d - 1) * layout->stride[3] + 1;
 }
 
-static void *make(ref_rig *rig, const tsr_layout *layout, int64_t outer, int64_t h, int64_t s, int64_t d,
-                  int input) {
+static void *make(ref_rig *rig, const tsr_layout *layout, int64_t outer, int64_t h, int64_t s,
+                  int64_t d, int input) {
   const int64_t n = span(layout, outer, h, s, d);
   void *data;
   int64_t e;
@@ -232,9 +234,13 @@ void rig_run(ref_rig *rig, const char *kernel, int32_t threads) {
   backend->close(state);
 }
 
-void rig_forward(ref_rig *rig) { rig_run(rig, "fwd_any_rows__ref64", 2); }
+void rig_forward(ref_rig *rig) {
+  rig_run(rig, "fwd_any_rows__ref64", 2);
+}
 
-void rig_backward(ref_rig *rig) { rig_run(rig, "bwd_any_rows__ref64", 2); }
+void rig_backward(ref_rig *rig) {
+  rig_run(rig, "bwd_any_rows__ref64", 2);
+}
 
 void rig_free(ref_rig *rig) {
   while (rig->block_count > 0) free(rig->blocks[--rig->block_count]);

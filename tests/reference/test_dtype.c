@@ -9,7 +9,8 @@
 #include "common/dtype.h"
 #include "common/workspace.h"
 
-/* Value of a pattern from the definition: (-1)^s 2^(e - bias) (1 + m / 2^bits), subnormal at e = 0. */
+/* Value of a pattern from the definition: (-1)^s 2^(e - bias) (1 + m / 2^bits), subnormal at e = 0.
+ */
 static double decode(uint32_t code, int exponent_bits, int mantissa_bits) {
   const uint32_t m = code & ((1u << mantissa_bits) - 1);
   const uint32_t e = code >> mantissa_bits & ((1u << exponent_bits) - 1);
@@ -66,7 +67,8 @@ Test(dtype, nan_stays_nan) {
 /* Between each two neighbours: just below, at and just above the middle. */
 Test(dtype, rounds_to_nearest_even) {
   for (uint32_t code = 0; code < 0x7bff; code++) {
-    const double low = decode(code, 5, 10), high = decode(code + 1, 5, 10), middle = (low + high) / 2;
+    const double low = decode(code, 5, 10), high = decode(code + 1, 5, 10),
+                 middle = (low + high) / 2;
     cr_assert_eq(tsri_double_to_f16(middle), code + (code & 1));
     cr_assert_eq(tsri_double_to_f16(nextafter(middle, 0)), code);
     cr_assert_eq(tsri_double_to_f16(nextafter(middle, INFINITY)), code + 1);
@@ -88,8 +90,9 @@ Test(dtype, rounds_to_nearest_even) {
     cr_assert_eq(tsri_double_to_e5m2(nextafter(middle, INFINITY)), code + 1);
   }
   for (uint32_t code = 0; code < 0x7e; code++) {
-    const double middle =
-        ((double)tsri_e4m3_to_float((uint8_t)code) + (double)tsri_e4m3_to_float((uint8_t)(code + 1))) / 2;
+    const double middle = ((double)tsri_e4m3_to_float((uint8_t)code) +
+                           (double)tsri_e4m3_to_float((uint8_t)(code + 1))) /
+                          2;
     cr_assert_eq(tsri_double_to_e4m3(middle), code + (code & 1));
     cr_assert_eq(tsri_double_to_e4m3(nextafter(middle, INFINITY)), code + 1);
     cr_assert_eq(tsri_double_to_e4m3(-nextafter(middle, 0)), 0x80 | code);
@@ -130,8 +133,9 @@ Test(dtype, ends_of_the_ranges) {
 
 /* Store then load gives back what the type holds, by element number; the table knows the sizes. */
 Test(dtype, table_and_elements) {
-  static const tsr_dtype types[] = {TSR_DTYPE_F32,     TSR_DTYPE_F16,     TSR_DTYPE_BF16, TSR_DTYPE_F64,
-                                    TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2, TSR_DTYPE_I8};
+  static const tsr_dtype types[] = {TSR_DTYPE_F32, TSR_DTYPE_F16,     TSR_DTYPE_BF16,
+                                    TSR_DTYPE_F64, TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2,
+                                    TSR_DTYPE_I8};
   static const int bytes[] = {4, 2, 2, 8, 1, 1, 1};
   for (int t = 0; t < 7; t++) {
     unsigned char memory[64];

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The oracle's forward pass against values worked out by hand, one step of the formulas at a time, and
-// its rules: empty rows, padding, NaN and infinity, sequences of length zero.
+// The oracle's forward pass against values worked out by hand, one step of the formulas at a time,
+// and its rules: empty rows, padding, NaN and infinity, sequences of length zero.
 #include <criterion/criterion.h>
 #include <math.h>
 
 #include "rig.h"
 
-#define EXPECT_NEAR(x, y)                                                                         \
-  do {                                                                                            \
-    const double x_ = (x), y_ = (y);                                                              \
+#define EXPECT_NEAR(x, y)                                                                          \
+  do {                                                                                             \
+    const double x_ = (x), y_ = (y);                                                               \
     cr_expect(x_ == y_ || fabs(x_ - y_) <= 1e-12 * (1 + fabs(y_)), "%s is %.17g, %s is %.17g", #x, \
-              x_, #y, y_);                                                                        \
+              x_, #y, y_);                                                                         \
   } while (0)
 
 /* One query (2), two keys (0.5 and -1), values 1 and 10; scores at scale 1 are 1 and -2. */
@@ -128,7 +128,9 @@ Test(steps, large_scores) {
 
 Test(steps, dropout_after_the_lse) {
   ref_rig rig;
-  tsr_dropout_problem drop = {sizeof drop, 1, 1, 1, 64, 0.25f, 0, 77, 5, {TSR_DTYPE_U8, TSR_ORDER_STRIDED, {64, 64, 64, 1}, 0}};
+  tsr_dropout_problem drop = {
+      sizeof drop, 1, 1,  1, 64,
+      0.25f,       0, 77, 5, {TSR_DTYPE_U8, TSR_ORDER_STRIDED, {64, 64, 64, 1}, 0}};
   uint8_t keep[64];
   tsr_reason reason;
   double expect = 0;
@@ -138,7 +140,8 @@ Test(steps, dropout_after_the_lse) {
   rig_alloc(&rig);
   rig.a.seed = 77, rig.a.offset = 5;
   rig.q[0] = 0;
-  cr_assert_eq(rig_backend()->dropout_mask(NULL, 0, &drop, keep, NULL, &reason), TSR_STATUS_SUCCESS);
+  cr_assert_eq(rig_backend()->dropout_mask(NULL, 0, &drop, keep, NULL, &reason),
+               TSR_STATUS_SUCCESS);
   for (j = 0; j < 64; j++) expect += keep[j] * rig.v[j] / 0.75 / 64;
   rig_forward(&rig);
   EXPECT_NEAR(rig.o[0], expect);
@@ -205,8 +208,8 @@ Test(rules, no_keys_but_a_sink) {
   rig_free(&rig);
 }
 
-/* Scores of -inf through the bias: some, then all of a row; V of +inf does not turn 0 into NaN in the
- * row that is empty. */
+/* Scores of -inf through the bias: some, then all of a row; V of +inf does not turn 0 into NaN in
+ * the row that is empty. */
 Test(rules, minus_infinity_scores) {
   ref_rig rig;
   rig_init(&rig, 1, 1, 1, 2, 2, 1, 1);
@@ -298,7 +301,7 @@ Test(rules, optional_outputs) {
   rig_free(&rig);
 }
 
-/* ------------------------------------------------------------------------------- 8-bit and 16-bit */
+/* ---------------------------------------------------------------------------- 8-bit and 16-bit */
 
 /* K is 8-bit with one scale per two rows, V with one per head; values are exact in every type. */
 static void scaled(tsr_dtype dtype) {
@@ -334,9 +337,15 @@ static void scaled(tsr_dtype dtype) {
   rig_free(&rig);
 }
 
-Test(dtypes, scales_of_int8) { scaled(TSR_DTYPE_I8); }
-Test(dtypes, scales_of_e4m3) { scaled(TSR_DTYPE_F8_E4M3); }
-Test(dtypes, scales_of_e5m2) { scaled(TSR_DTYPE_F8_E5M2); }
+Test(dtypes, scales_of_int8) {
+  scaled(TSR_DTYPE_I8);
+}
+Test(dtypes, scales_of_e4m3) {
+  scaled(TSR_DTYPE_F8_E4M3);
+}
+Test(dtypes, scales_of_e5m2) {
+  scaled(TSR_DTYPE_F8_E5M2);
+}
 
 /* Output is rounded once from double: the result 1 + 2^-11 + a little must go up in float16. */
 Test(dtypes, single_rounding_of_the_output) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls beside forward and backward: merging of partial results, the dropout mask and its random
-// words, and what the vtable promises (kernels, refusals, estimates, the caller's threads).
+// The calls beside forward and backward: merging of partial results, the dropout mask and its
+// random words, and what the vtable promises (kernels, refusals, estimates, the caller's threads).
 #include <criterion/criterion.h>
 #include <math.h>
 #include <omp.h>
@@ -10,7 +10,7 @@
 #include "common/dropout.h"
 #include "rig.h"
 
-/* ---------------------------------------------------------------------------------------- merging */
+/* ------------------------------------------------------------------------------------- merging */
 
 enum { DIM = 70 }; /* more than the chunk that merging works in */
 
@@ -134,16 +134,16 @@ Test(merge, of_two_key_ranges) {
   rig_free(&whole);
 }
 
-/* ---------------------------------------------------------------------------------------- dropout */
+/* ------------------------------------------------------------------------------------- dropout */
 
 /* The known answers of Philox4x32-10 that come with its authors' library. */
 Test(dropout, philox_known_answers) {
   static const uint32_t known[3][10] = {
       {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
-      {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d, 0x41c83b0e,
-       0xa20bc7c6, 0x6d5451fd},
-      {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb,
-       0x5001e420, 0x24126ea1}};
+      {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d,
+       0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+      {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09,
+       0x94fdcceb, 0x5001e420, 0x24126ea1}};
   for (int n = 0; n < 3; n++) {
     const uint32_t *k = known[n];
     const tsri_philox r = tsri_philox4x32(k[0], k[1], k[2], k[3], k[4], k[5]);
@@ -164,7 +164,8 @@ static tsr_dropout_problem drop_problem(float p, int64_t b, int64_t h, int64_t s
   return d;
 }
 
-/* Rates within five standard deviations, over all and over each axis; neighbours are independent. */
+/* Rates within five standard deviations, over all and over each axis; neighbours are independent.
+ */
 Test(dropout, statistics) {
   enum { B = 2, H = 4, SQ = 64, SK = 256, N = B * H * SQ * SK };
   static uint8_t keep[N];
@@ -212,7 +213,7 @@ Test(dropout, other_seed_or_offset_is_another_mask) {
   cr_expect(abs(differ_b - N / 2) < 5 * 32 && abs(differ_c - N / 2) < 5 * 32);
 }
 
-/* ----------------------------------------------------------------------------------------- vtable */
+/* -------------------------------------------------------------------------------------- vtable */
 
 static tsr_status ask(const char *kernel, const ref_rig *rig, tsr_estimate *estimate,
                       tsr_reason *reason) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every gradient of the oracle against central differences of its own forward pass, in double, for each
-// feature alone and several together. The function differentiated is L = sum dO . O + sum dLSE * LSE.
-// With step e the error of the difference is about e^2 |L'''| / 6 + 2^-53 |L| / e.
+// Every gradient of the oracle against central differences of its own forward pass, in double, for
+// each feature alone and several together. The function differentiated is L = sum dO . O + sum dLSE
+// * LSE. With step e the error of the difference is about e^2 |L'''| / 6 + 2^-53 |L| / e.
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -52,8 +52,8 @@ static void check(ref_rig *rig, const char *name, tsr_dtype dtype, void *x, tsr_
     const double got = tsri_load_f64(grad_dtype, grad, e), want = difference(rig, dtype, x, e);
     /* Rows that belong to no sequence are not written: NaN, and without effect on L. */
     if (isnan(got) && want == 0 && rig->p.arrays) continue;
-    cr_expect(fabs(got - want) <= TOLERANCE * (1 + fabs(want)), "%s[%d] is %.10g, differences %.10g",
-              name, (int)e, got, want);
+    cr_expect(fabs(got - want) <= TOLERANCE * (1 + fabs(want)),
+              "%s[%d] is %.10g, differences %.10g", name, (int)e, got, want);
   }
 }
 
@@ -202,7 +202,9 @@ static void bias(int axes, int causal) {
   check_all(&rig);
 }
 
-Test(gradients, bias_full) { bias(15, 1); }
+Test(gradients, bias_full) {
+  bias(15, 1);
+}
 Test(gradients, bias_broadcast) {
   int axes;
   for (axes = 0; axes < 15; axes++) bias(axes, axes & 1);
@@ -271,7 +273,7 @@ Test(gradients, everything_together) {
   check_all(&rig);
 }
 
-/* --------------------------------------------------------------------------------- other promises */
+/* ------------------------------------------------------------------------------ other promises */
 
 Test(promises, accumulate_adds_and_leaves_padding) {
   ref_rig rig = usual(), sum = usual();

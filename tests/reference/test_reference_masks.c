@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which keys the oracle lets each query see, and where it finds them. With Q = 0 every allowed key has
-// the same weight; with v_j = 2^j the sum of the allowed values spells their set in binary, so a whole
-// mask is one small table of bit patterns (bit j: key j).
+// Which keys the oracle lets each query see, and where it finds them. With Q = 0 every allowed key
+// has the same weight; with v_j = 2^j the sum of the allowed values spells their set in binary, so
+// a whole mask is one small table of bit patterns (bit j: key j).
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -23,8 +23,8 @@ static void expect_set(const ref_rig *rig, int64_t b, int64_t h, int64_t row, un
   const double o = rig_get(&rig->p.o, rig->o, b, h, row, 0);
   const double lse = rig_get(&rig->p.lse, rig->lse, b, h, row, 0);
   const double expect = count ? log(count) : -INFINITY;
-  cr_expect(fabs(o * count - set) < 1e-9 * (1 + set), "b %d h %d row %d: set %g, expected %u", (int)b,
-            (int)h, (int)row, o * count, set);
+  cr_expect(fabs(o * count - set) < 1e-9 * (1 + set), "b %d h %d row %d: set %g, expected %u",
+            (int)b, (int)h, (int)row, o * count, set);
   cr_expect(lse == expect || fabs(lse - expect) < 1e-12, "b %d h %d row %d: lse %g, expected %g",
             (int)b, (int)h, (int)row, lse, expect);
   cr_expect(count || o == 0);
@@ -196,7 +196,7 @@ Test(masks, diagonal_and_prefix_per_sequence) {
   rig_free(&rig);
 }
 
-/* -------------------------------------------------------------------------- lengths and addresses */
+/* ----------------------------------------------------------------------- lengths and addresses */
 
 /* Two sequences in slots of 4 queries and 5 keys; what is not used is NaN and becomes 0 or -inf. */
 Test(lengths, used_and_left_padding) {
@@ -221,7 +221,8 @@ Test(lengths, used_and_left_padding) {
   rig_free(&rig);
 }
 
-/* Packed: lengths 2, 0, 1 of 5 rows and 3, 2, 0 of 6 keys. Rows past the last slot stay untouched. */
+/* Packed: lengths 2, 0, 1 of 5 rows and 3, 2, 0 of 6 keys. Rows past the last slot stay untouched.
+ */
 Test(lengths, packed) {
   ref_rig rig;
   rig_init(&rig, 3, 1, 1, 2, 3, 1, 1);
@@ -302,13 +303,11 @@ Test(lengths, strides) {
   rig_alloc(&odd);
   for (h = 0; h < 2; h++) {
     for (s = 0; s < 3; s++)
-      for (d = 0; d < 2; d++)
-        odd.q[h * 2 + s * 4 + d] = rig_get(&plain.p.q, plain.q, 0, h, s, d);
+      for (d = 0; d < 2; d++) odd.q[h * 2 + s * 4 + d] = rig_get(&plain.p.q, plain.q, 0, h, s, d);
     for (s = 0; s < 4; s++) {
       for (d = 0; d < 2; d++)
         odd.k[h * 100 + s * 20 + d * 7] = rig_get(&plain.p.k, plain.k, 0, h, s, d);
-      for (d = 0; d < 3; d++)
-        odd.v[h * 12 + s + d * 4] = rig_get(&plain.p.v, plain.v, 0, h, s, d);
+      for (d = 0; d < 3; d++) odd.v[h * 12 + s + d * 4] = rig_get(&plain.p.v, plain.v, 0, h, s, d);
     }
   }
   rig_forward(&odd);

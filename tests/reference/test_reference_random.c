@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random problems: the oracle against the brute-force formulas (brute.h), and the float32 and 16-bit
-// baselines against the oracle. Every problem is a function of its seed, which a failure prints.
+// Random problems: the oracle against the brute-force formulas (brute.h), and the float32 and
+// 16-bit baselines against the oracle. Every problem is a function of its seed, which a failure
+// prints.
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -20,7 +21,9 @@ static int64_t pick(ref_rig *rig, int64_t low, int64_t high) {
   return x > high ? high : x;
 }
 
-static int chance(ref_rig *rig, double p) { return rig_random(rig) * 0.5 + 0.5 < p; }
+static int chance(ref_rig *rig, double p) {
+  return rig_random(rig) * 0.5 + 0.5 < p;
+}
 
 static void random_mask_rule(ref_rig *rig) {
   tsr_problem *p = &rig->p;
@@ -66,7 +69,8 @@ static void random_arrays(ref_rig *rig) {
   }
   if (p->page_size) {
     int32_t table[64];
-    for (b = 0; b < p->batch * p->max_pages; b++) table[b] = (int32_t)pick(rig, 0, p->num_pages - 1);
+    for (b = 0; b < p->batch * p->max_pages; b++)
+      table[b] = (int32_t)pick(rig, 0, p->num_pages - 1);
     rig->a.page_table = rig_ints(rig, table, p->batch * p->max_pages);
   }
 }
@@ -116,7 +120,8 @@ static void random_layout(ref_rig *rig) {
       p->total_k = p->batch * p->seq_k + 1;
       break;
     case 1:
-      p->arrays |= TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q | TSR_ARRAY_USED_K | TSR_ARRAY_LEFT_PAD_K;
+      p->arrays |=
+          TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q | TSR_ARRAY_USED_K | TSR_ARRAY_LEFT_PAD_K;
       break;
     case 2:
       p->arrays |= TSR_ARRAY_USED_K;
@@ -158,7 +163,8 @@ static random_case make(uint64_t seed, tsr_dtype dtype) {
     drop.dropout = p->dropout, drop.seed = seed, drop.offset = seed << 33;
     drop.mask.dtype = TSR_DTYPE_U8;
     drop.mask.stride[3] = 1, drop.mask.stride[2] = p->seq_k;
-    drop.mask.stride[1] = p->seq_q * p->seq_k, drop.mask.stride[0] = p->heads_q * p->seq_q * p->seq_k;
+    drop.mask.stride[1] = p->seq_q * p->seq_k,
+    drop.mask.stride[0] = p->heads_q * p->seq_q * p->seq_k;
     c.keep = (uint8_t *)rig_memory(rig, p->batch * drop.mask.stride[0]);
     rig_backend()->dropout_mask(NULL, 0, &drop, c.keep, NULL, &reason);
   }
@@ -233,7 +239,7 @@ static void baseline(tsr_dtype dtype, const char *forward, const char *backward,
     tsr_problem *p = &rig->p;
     const int64_t oq = rig->outer_q, ok = rig->outer_k, sq = rig->rows_q, sk = rig->rows_k;
     for (int pass = 0; pass < 2; pass++) {
-      double (*const out)[1 << 14] = pass ? y : x;
+      double(*const out)[1 << 14] = pass ? y : x;
       double most[6];
       rig_run(rig, pass ? "fwd_any_rows__ref64" : forward, 2);
       most[0] = values(rig, &p->o, rig->o, oq, p->heads_q, sq, p->dim_v, out[0]);
@@ -258,7 +264,7 @@ static void baseline(tsr_dtype dtype, const char *forward, const char *backward,
         grad.a.sink = kept.sink, grad.a.alibi = kept.alibi;
       }
       for (int pass = 0; pass < 2; pass++) {
-        double (*const out)[1 << 14] = pass ? y : x;
+        double(*const out)[1 << 14] = pass ? y : x;
         double most[4];
         rig_run(&grad, pass ? "bwd_any_rows__ref64" : backward, 2);
         most[0] = values(&grad, &g->dq, grad.dq, oq, p->heads_q, sq, p->dim_qk, out[0]);
