@@ -81,6 +81,11 @@ int32_t tsr_check_backends(const tsr_check_options *options, const char **names,
 bool tsr_check_group(const tsr_check_options *options, int32_t group, char *message,
                      size_t capacity);
 
+/* Runs one row, of cases.def or of the caller's own (struct tsr_case of cases.h). As above. */
+struct tsr_case;
+bool tsr_check_case(const tsr_check_options *options, const struct tsr_case *row, char *message,
+                    size_t capacity);
+
 /* One line of text for a record: "FAIL cpu fwd_... case bf16 o max 1.2e-3/1.0e-3 ...". */
 void tsr_check_format(const tsr_check_record *record, char *text, size_t capacity);
 

@@ -126,7 +126,7 @@ static bool side_vectors(tsr_setup *s, bool queries) {
 }
 
 /* Pages in random order; rows before form.share lie in sequence 0's pages. Table entries past a
- * sequence's last row hold -1. */
+ * sequence's last row, or wholly inside its left padding, hold -1. */
 static bool make_pages(tsr_setup *s) {
   const tsr_case *form = &s->form;
   int64_t size = form->page_size, b, i, used = 0, count;
@@ -151,7 +151,7 @@ static bool make_pages(tsr_setup *s) {
     tsr_lengths l = lengths_of(s, false, b);
     for (i = 0; i < s->columns; ++i) {
       int64_t *page = &s->page[b * s->columns + i];
-      if (i * size >= l.left + l.len)
+      if (i * size >= l.left + l.len || (i + 1) * size <= l.left)
         *page = -1;
       else if (b > 0 && (i + 1) * size <= form->share && s->page[i] >= 0)
         *page = s->page[i];

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See check.h. Per case and dtype: numbers once, ref64 and naive once, then every backend and kernel
+// on the layout that the case asks for; each output becomes one record.
+#include "check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends.h"
+#include "compare.h"
+#include "numeric.h"
+
+enum { BACKENDS_MAX = 32, TEXT = 512 };
+
+typedef struct check {
+  const tsr_check_options *options;
+  const tsr_case *row;
+  tsr_case form; /* the row, with the options' determinism */
+  tsr_inputs in;
+  tsr_results ref, naive;
+  uint32_t passes;
+  const char *backend, *kernel;
+} check;
+
+const char *tsr_verdict_string(tsr_verdict verdict) {
+  static const char *const names[] = {"pass", "FAIL", "refused", "skipped"};
+  return (unsigned)verdict < 4 ? names[verdict] : "";
+}
+
+const char *tsr_check_dtype_name(tsr_dtype dtype) { return tsr_test_dtype_name(dtype); }
+
+int32_t tsr_check_group_count(void) { return tsr_case_group_count(); }
+
+const char *tsr_check_group_name(int32_t group) { return tsr_case_group(group); }
+
+int32_t tsr_check_backends(const tsr_check_options *options, const char **names,
+                           int32_t capacity) {
+  return tsr_backends_list(options->context, options->backend, names, capacity);
+}
+
+void tsr_check_format(const tsr_check_record *r, char *text, size_t capacity) {
+  if (r->verdict == TSR_VERDICT_PASS || (r->verdict == TSR_VERDICT_FAIL && *r->output))
+    snprintf(text, capacity, "%s %s %s %s/%s %s %s: max %.3g of %.3g, rms %.3g of %.3g%s%s%s%s",
+             tsr_verdict_string(r->verdict), r->backend, r->kernel, r->group, r->case_name,
+             tsr_check_dtype_name(r->dtype), r->output, r->max_error, r->max_bound, r->rms_error,
+             r->rms_bound, *r->reason ? "; " : "", r->reason, *r->note ? " # " : "", r->note);
+  else
+    snprintf(text, capacity, "%s %s %s %s/%s %s%s%s: %s", tsr_verdict_string(r->verdict),
+             r->backend, r->kernel, r->group, r->case_name, tsr_check_dtype_name(r->dtype),
+             *r->output ? " " : "", r->output, r->reason);
+}
+
+void tsr_check_tally_add(tsr_check_tally *tally, const tsr_check_record *r) {
+  switch (r->verdict) {
+    case TSR_VERDICT_PASS:
+      tally->passed++;
+      break;
+    case TSR_VERDICT_FAIL:
+      if (tally->failed++ == 0)
+        tsr_check_format(r, tally->first_failure, sizeof tally->first_failure);
+      break;
+    case TSR_VERDICT_REFUSED:
+      if (tally->refused++ == 0)
+        tsr_check_format(r, tally->first_refusal, sizeof tally->first_refusal);
+      return;
+    default:
+      tally->skipped++;
+      return;
+  }
+  if (!*r->output || (r->ratio <= tally->worst_ratio && *tally->worst_case)) return;
+  tally->worst_ratio = r->ratio;
+  snprintf(tally->worst_case, sizeof tally->worst_case, "%s %s %s", r->case_name,
+           tsr_check_dtype_name(r->dtype), r->output);
+}
+
+static tsr_check_record record_of(const check *c, tsr_pass pass) {
+  tsr_check_record r = {0};
+  r.case_name = c->row->name;
+  r.group = c->row->group;
+  r.note = c->row->note ? c->row->note : "";
+  r.backend = c->backend;
+  r.kernel = c->kernel ? c->kernel : "";
+  r.output = "";
+  r.reason = "";
+  r.dtype = c->in.dtype;
+  r.pass = pass;
+  return r;
+}
+
+static void emit(const check *c, const tsr_check_record *r) {
+  if (c->options->report) c->options->report(c->options->user, r);
+}
+
+static void emit_text(const check *c, tsr_verdict verdict, const char *reason) {
+  tsr_check_record r = record_of(
+      c, c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD);
+  r.verdict = verdict;
+  r.reason = reason;
+  if (verdict == TSR_VERDICT_FAIL) r.ratio = (double)INFINITY;
+  emit(c, &r);
+}
+
+/* Exact zeros: rows without an allowed key, keys that nobody sees. A gradient of Q is zero for
+ * certain only where LSE is -inf, that of K only where that of V is. */
+static int64_t wrong_zero(const check *c, tsr_output which, const tsr_dense *x) {
+  const tsr_dense *ref = &c->ref.out[which];
+  const tsr_dense *lse = &c->ref.out[TSR_OUTPUT_LSE];
+  int64_t r, rows;
+  if (c->form.accumulate || c->row->expect_nan) return -1;
+  if (which == TSR_OUTPUT_O || which == TSR_OUTPUT_DV) return tsr_zero_rows(x, ref, NULL);
+  if (which == TSR_OUTPUT_DK && c->ref.out[TSR_OUTPUT_DV].x)
+    return tsr_zero_rows(x, ref, &c->ref.out[TSR_OUTPUT_DV]);
+  if (which != TSR_OUTPUT_DQ || !lse->x) return -1;
+  rows = lse->dim[0] * lse->dim[1] * lse->dim[2];
+  for (r = 0; r < rows; ++r) {
+    int64_t d;
+    if (lse->x[r] != -(double)INFINITY) continue;
+    for (d = 0; d < x->dim[3]; ++d)
+      if (x->x[r * x->dim[3] + d] != 0) return r;
+  }
+  return -1;
+}
+
+static void judge(const check *c, const tsr_setup *setup, tsr_output which, const tsr_dense *x) {
+  double scale = c->options->bound_scale > 0 ? c->options->bound_scale : 1;
+  bool allow_nan = c->row->expect_nan;
+  tsr_dtype dtype = setup->out[which].dtype;
+  const tsr_dense *ref = &c->ref.out[which];
+  tsr_error naive = tsr_error_measure(&c->naive.out[which], ref, dtype, true);
+  tsr_error error = tsr_error_measure(x, ref, dtype, allow_nan);
+  tsr_bound bound = tsr_bound_make(&naive, which, dtype);
+  tsr_check_record r =
+      record_of(c, which >= TSR_OUTPUT_DQ ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD);
+  char reason[TEXT] = "";
+  int64_t row;
+  bound.max *= scale;
+  bound.rms *= scale;
+  r.output = tsr_output_name(which);
+  r.max_error = error.max, r.rms_error = error.rms;
+  r.max_bound = bound.max, r.rms_bound = bound.rms;
+  r.ratio = tsr_error_ratio(&error, &bound);
+  if (error.broken >= 0) {
+    snprintf(reason, sizeof reason, "element %lld: found %g, expected %g", (long long)error.broken,
+             x->x[error.broken], ref->x[error.broken]);
+  } else if (!(r.ratio <= 1)) {
+    snprintf(reason, sizeof reason, "element %lld of [%lld, %lld, %lld, %lld]: found %.9g, expected "
+             "%.9g", (long long)error.worst, (long long)ref->dim[0], (long long)ref->dim[1],
+             (long long)ref->dim[2], (long long)ref->dim[3], x->x[error.worst],
+             ref->x[error.worst]);
+  } else if ((row = wrong_zero(c, which, x)) >= 0) {
+    r.ratio = (double)INFINITY;
+    snprintf(reason, sizeof reason, "row %lld must be exactly 0", (long long)row);
+  }
+  r.reason = reason;
+  r.verdict = *reason ? TSR_VERDICT_FAIL : TSR_VERDICT_PASS;
+  emit(c, &r);
+}
+
+/* Runs a plan and judges its outputs. */
+static void run_plan(check *c, tsr_setup *setup, tsr_plan *plan) {
+  char why[TEXT];
+  tsr_results results;
+  tsr_status status = tsr_setup_run(setup, plan, NULL);
+  int which;
+  if (status != TSR_STATUS_SUCCESS) {
+    snprintf(why, sizeof why, "run: %s: %s", tsr_status_string(status), tsr_last_message());
+    emit_text(c, TSR_VERDICT_FAIL, why);
+    return;
+  }
+  if (!tsr_setup_gather(setup, &results, why, sizeof why)) {
+    emit_text(c, TSR_VERDICT_FAIL, why);
+    return;
+  }
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which)
+    if (results.out[which].x) judge(c, setup, (tsr_output)which, &results.out[which]);
+  tsr_results_destroy(&results);
+}
+
+/* One backend and kernel; kernel NULL: the dispatcher's choice. quiet: a refusal is no record (a
+ * kernel of another dtype among all kernels). */
+static void run_kernel(check *c, const char *kernel, bool quiet) {
+  char why[TEXT];
+  tsr_setup setup;
+  tsr_plan *plan = NULL;
+  tsr_status status;
+  tsr_plan_info info = {0};
+  c->kernel = kernel;
+  if (!tsr_setup_create(&setup, &c->in, &c->form, c->in.dtype, c->passes, why, sizeof why)) {
+    emit_text(c, TSR_VERDICT_SKIPPED, why);
+    return;
+  }
+  status = tsr_backends_plan(&plan, c->options->context, &setup, c->backend, kernel);
+  if (status == TSR_STATUS_NOT_SUPPORTED) {
+    if (!quiet) emit_text(c, TSR_VERDICT_REFUSED, tsr_last_message());
+  } else if (status != TSR_STATUS_SUCCESS) {
+    snprintf(why, sizeof why, "plan: %s: %s", tsr_status_string(status), tsr_last_message());
+    emit_text(c, TSR_VERDICT_FAIL, why);
+  } else {
+    tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
+    info.struct_size = sizeof info;
+    if (tsr_plan_describe(plan, pass, &info) == TSR_STATUS_SUCCESS) c->kernel = info.kernel;
+    run_plan(c, &setup, plan);
+  }
+  tsr_plan_destroy(plan);
+  tsr_setup_destroy(&setup);
+}
+
+static void run_backends(check *c) {
+  const char *names[BACKENDS_MAX];
+  const char *kernel = c->options->kernel;
+  int32_t i, k, count = tsr_check_backends(c->options, names, BACKENDS_MAX);
+  for (i = 0; i < count && i < BACKENDS_MAX; ++i) {
+    c->backend = names[i];
+    if (!kernel || strcmp(kernel, "*") != 0) {
+      run_kernel(c, kernel, false);
+      continue;
+    }
+    tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
+    for (k = 0; (kernel = tsr_backends_kernel(c->options->context, names[i], pass, k)) != NULL; ++k)
+      if (!strstr(kernel, "naive")) run_kernel(c, kernel, true); /* the yardstick itself */
+    kernel = "*";
+  }
+}
+
+/* One case in one dtype and set of passes. */
+static bool run_case(const tsr_check_options *options, const tsr_case *row, tsr_dtype dtype,
+                     char *message, size_t capacity) {
+  char why[TEXT] = "out of memory";
+  bool ok;
+  check c = {0};
+  c.options = options;
+  c.row = row;
+  c.form = *row;
+  c.passes = options->passes & TSR_PASS_BACKWARD ? TSR_PASS_FORWARD | TSR_PASS_BACKWARD
+                                                 : TSR_PASS_FORWARD;
+  if (options->determinism > c.form.determinism) c.form.determinism = options->determinism;
+  if (row->forward_only && c.passes != TSR_PASS_FORWARD) return true;
+  if (!tsr_inputs_create(&c.in, row, dtype)) {
+    snprintf(message, capacity, "%s: %s", row->name, why);
+    return false;
+  }
+  ok = tsr_backends_truth(options->context, &c.in, TSR_TRUTH_REF64, c.passes, &c.ref, why,
+                          sizeof why) &&
+       tsr_backends_truth(options->context, &c.in, TSR_TRUTH_NAIVE, c.passes, &c.naive, why,
+                          sizeof why);
+  if (ok)
+    run_backends(&c);
+  else
+    snprintf(message, capacity, "%s %s: %s", row->name, tsr_check_dtype_name(dtype), why);
+  tsr_results_destroy(&c.ref);
+  tsr_results_destroy(&c.naive);
+  tsr_inputs_destroy(&c.in);
+  return ok;
+}
+
+bool tsr_check_case(const tsr_check_options *options, const tsr_case *row, char *message,
+                    size_t capacity) {
+  uint32_t dtypes = tsr_case_dtypes(row);
+  int dtype;
+  if (options->dtypes) dtypes &= options->dtypes;
+  for (dtype = 1; dtype < 32; ++dtype)
+    if (dtypes >> dtype & 1 && !run_case(options, row, (tsr_dtype)dtype, message, capacity))
+      return false;
+  return true;
+}
+
+bool tsr_check_group(const tsr_check_options *options, int32_t group, char *message,
+                     size_t capacity) {
+  const char *wanted = tsr_case_group(group);
+  int32_t i;
+  if (!wanted) {
+    snprintf(message, capacity, "group: found %d, accepted 0 .. %d", (int)group,
+             (int)tsr_case_group_count() - 1);
+    return false;
+  }
+  for (i = 0; i < tsr_case_count(); ++i) {
+    const tsr_case *row = tsr_case_at(i);
+    if (strcmp(row->group, wanted) != 0) continue;
+    if (options->name && !strstr(row->name, options->name)) continue;
+    if (!tsr_check_case(options, row, message, capacity)) return false;
+  }
+  return true;
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Errors and their bounds. An error is measured element by element against the reference: infinities
+// must agree in sign, a NaN on one side only is a failure, and NaN on both sides is accepted only where
+// the case asks for it. The bound comes from the baseline's own error and the constants of dtype.def:
+//   max|x - ref64| <= 2 max|naive - ref64| + max_slack u R
+//   rms(x - ref64) <= rms_factor rms(naive - ref64) + rms_slack u rms(ref64)
+// with u the roundoff of the output's dtype and R the largest |ref64| (at least 1 for LSE, which is a
+// logarithm: its absolute error is what a merge sees).
+#ifndef TESSERA_TESTS_SUPPORT_COMPARE_H_
+#define TESSERA_TESTS_SUPPORT_COMPARE_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "inputs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tsr_error {
+  double max, rms;
+  double ref_max, ref_rms; /* of the finite elements of the reference */
+  int64_t finite;          /* elements that were compared as numbers */
+  int64_t worst;           /* index of the largest error */
+  int64_t broken;          /* first element that disagrees about NaN or infinity; -1: none */
+} tsr_error;
+
+/* Measures x against ref, both of one shape. dtype: of x; a reference beyond its largest number may
+ * be met by an infinity. allow_nan: NaN on both sides is agreement, else it is broken too. */
+tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype dtype,
+                            bool allow_nan);
+
+typedef struct tsr_bound {
+  double max, rms;
+} tsr_bound;
+
+/* Bound from the baseline's error. Where the baseline broke (it may overflow), its broken elements
+ * were left out. */
+tsr_bound tsr_bound_make(const tsr_error *naive, tsr_output output, tsr_dtype dtype);
+
+/* Error over bound: the larger of both; 0 when exact, infinite when broken. */
+double tsr_error_ratio(const tsr_error *error, const tsr_bound *bound);
+
+/* Rows of x that must be exactly zero, because ref's row is: no key is allowed, or nobody sees the
+ * key. also NULL, or a second reference whose row must be zero too. Returns the first row that is
+ * not, or -1. */
+int64_t tsr_zero_rows(const tsr_dense *x, const tsr_dense *ref, const tsr_dense *also);
+
+/* Whether all elements have the same bits (as doubles; any NaN equals any NaN). first receives the
+ * first difference. */
+bool tsr_dense_equal(const tsr_dense *a, const tsr_dense *b, int64_t *first);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // TESSERA_TESTS_SUPPORT_COMPARE_H_
