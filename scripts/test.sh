@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what is missing, builds every configuration that Tessera claims, and runs the tests of each.
+# Parts run in the order below; the first that fails ends the script with its status and CTest's output.
+# The release build is compiled first and tested last, so that its summary is the end of the output.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/test.sh [--jobs N] [--no-install] [PART...]
+parts (default: all of them)
+  arm      cross build for AArch64; NEON and SVE of several lengths under qemu-user
+  tsan     thread sanitizer (clang), tests with several threads
+  asan     address and undefined-behaviour sanitizers, whole suite
+  plugins  backends as plug-ins: whole suite but the slow tests
+  static   static library: install, ABI and examples
+  release  optimised build, warnings are errors, whole suite
+  --jobs N       parallel compilations (default: number of processors)
+  --no-install   trust that every package is there
+TEXT
+}
+fail() { printf 'test.sh: %s\n' "$*" >&2; exit 2; }
+
+all_parts=(arm tsan asan plugins static release)
+jobs=$(nproc)
+install=1
+parts=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --jobs)
+      [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || fail "--jobs: found '${2:-}', accepted: a number from 1"
+      jobs=$2; shift ;;
+    --no-install) install=0 ;;
+    -h|--help) usage; exit 0 ;;
+    *)
+      [[ " ${all_parts[*]} " == *" $1 "* ]] || fail "unknown part '$1'; accepted: ${all_parts[*]}"
+      parts+=("$1") ;;
+  esac
+  shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=("${all_parts[@]}")
+wanted() { [[ " ${parts[*]} " == *" $1 "* ]]; }
+
+if [ "$install" = 1 ]; then
+  packages=()
+  wanted arm && packages+=(--arm)
+  if [ "${parts[*]}" != arm ]; then packages+=(--test); fi
+  scripts/install_deps.sh "${packages[@]}"
+fi
+
+# Idle OpenMP threads would otherwise spin on processors that the next test needs.
+export OMP_WAIT_POLICY=passive
+export CTEST_OUTPUT_ON_FAILURE=1
+started=$SECONDS
+say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - started)); }
+
+# configure_and_build <preset> <folder> <cmake argument>...
+configure_and_build() {
+  local preset=$1 folder=$2
+  shift 2
+  say "$folder: build"
+  cmake --preset "$preset" -B "$folder" -DTESSERA_WERROR=ON -DTESSERA_BUILD_TESTS=ON "$@" \
+    >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
+  grep -A 9 -e '^-- Tessera ' "$folder.log" || true
+  mkdir -p "$folder" && mv "$folder.log" "$folder/configure.log"
+  cmake --build "$folder" --parallel "$jobs" | tail -n 1
+}
+run_ctest() {
+  local folder=$1
+  shift
+  say "$folder: test"
+  ctest --test-dir "$folder" --no-tests=error "$@"
+}
+
+if wanted release; then
+  configure_and_build release build
+fi
+if wanted arm; then
+  configure_and_build aarch64 build-aarch64
+  run_ctest build-aarch64
+fi
+if wanted tsan; then
+  configure_and_build tsan build-tsan -DTESSERA_BUILD_BENCH=OFF
+  run_ctest build-tsan -L threads
+fi
+if wanted asan; then
+  configure_and_build asan build-asan
+  run_ctest build-asan -LE lint
+fi
+if wanted plugins; then
+  configure_and_build release build-plugins -DTESSERA_PLUGINS=ON -DTESSERA_BUILD_BENCH=OFF
+  run_ctest build-plugins -LE 'slow|lint'
+fi
+if wanted static; then
+  configure_and_build release build-static -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_BENCH=OFF
+  run_ctest build-static -L 'install|abi|example'
+fi
+if wanted release; then
+  run_ctest build
+fi
