@@ -66,45 +66,56 @@ static void ds_task(void *arg, int64_t index, int32_t worker) {
   const tsri_ref_head *head = &rows.head;
   const tsri_naive_matrix p = tsri_naive_matrix_of(call, MATRIX_P);
   const tsri_naive_matrix ds = tsri_naive_matrix_of(call, MATRIX_DS);
+  const int64_t sk = head->seq.k.len;
   float *values = row_values(call, rows.bh);
+  tsri_workspace ws = tsri_ref_worker(call, worker);
+  float *prob = (float *)tsri_workspace_take(&ws, problem->seq_k, sizeof(float));
+  float *grad = (float *)tsri_workspace_take(&ws, problem->seq_k, sizeof(float));
   int64_t i, j;
-  (void)worker;
   for (i = rows.i0; i < rows.i1; i++) {
-    const int64_t row = tsri_naive_at(&p, rows.bh, i, 0);
+    const int64_t at = tsri_naive_at(&p, rows.bh, i, 0);
     const int empty = values[i] == -INFINITY;
     float d = 0;
-    for (j = 0; j < head->seq.k.len; j++)
-      d += tsri_load_f32(p.dtype, p.data, row + j) * tsri_load_f32(ds.dtype, ds.data, row + j) *
-           tsri_naive_keep(head, i, j);
+    tsri_naive_load(&p, at, sk, prob);
+    tsri_naive_load(&ds, at, sk, grad);
+    for (j = 0; j < sk; j++) {
+      grad[j] *= tsri_naive_keep(head, i, j);
+      d += prob[j] * grad[j];
+    }
     if (wanted(&problem->dlse))
       d -= call->a->dlse[tsri_row_offset(problem->dlse.stride, head->b, head->h,
                                          head->seq.q.begin + i)];
-    for (j = 0; j < head->seq.k.len; j++) {
-      const float dp = tsri_load_f32(ds.dtype, ds.data, row + j) * tsri_naive_keep(head, i, j);
-      const float x = tsri_load_f32(p.dtype, p.data, row + j) * (dp - d);
-      tsri_store_f32(ds.dtype, ds.data, row + j, empty ? 0 : x);
-    }
+    for (j = 0; j < sk; j++) grad[j] = empty ? 0 : prob[j] * (grad[j] - d);
+    tsri_naive_store(&ds, at, sk, grad);
     if (problem->dsink) values[i] = empty ? 0 : -expf((float)head->sink - values[i]) * d;
   }
 }
 
 /* -------------------------------------------------------------------- phases 5 and 6: products */
 
-/* dS softcap'(S) of one pair: what flows into scale q.k. */
-static float dx_of(const tsri_ref_call *call, int64_t at) {
+/* dS softcap'(S) of n keys of query i: what flows into scale q.k. scratch: n floats. */
+static void dx_row(const tsri_ref_head *head, int64_t i, int64_t j0, int64_t n, float *scratch,
+                   float *out) {
+  const tsri_ref_call *call = head->call;
   const tsri_naive_matrix ds = tsri_naive_matrix_of(call, MATRIX_DS);
-  float x = tsri_load_f32(ds.dtype, ds.data, at);
+  const int64_t at = tsri_naive_at(&ds, head->b * call->p->heads_q + head->h, i, j0);
+  tsri_naive_load(&ds, at, n, out);
   if (call->p->softcap > 0) {
     const tsri_naive_matrix s = scores_of(call);
-    x *= tsri_softcap_grad_f32(tsri_load_f32(s.dtype, s.data, at), call->p->softcap);
+    int64_t j;
+    tsri_naive_load(&s, at, n, scratch);
+    for (j = 0; j < n; j++) out[j] *= tsri_softcap_grad_f32(scratch[j], call->p->softcap);
   }
-  return x;
 }
 
-/* W(keep P) of one pair. */
-static float dropped_p(const tsri_ref_head *head, int64_t at, int64_t i, int64_t j) {
-  const tsri_naive_matrix p = tsri_naive_matrix_of(head->call, MATRIX_P);
-  return tsri_round_f32(p.dtype, tsri_load_f32(p.dtype, p.data, at) * tsri_naive_keep(head, i, j));
+/* W(keep P) of n keys of query i. */
+static void dropped_row(const tsri_ref_head *head, int64_t i, int64_t j0, int64_t n, float *out) {
+  const tsri_ref_call *call = head->call;
+  const tsri_naive_matrix p = tsri_naive_matrix_of(call, MATRIX_P);
+  int64_t j;
+  tsri_naive_load(&p, tsri_naive_at(&p, head->b * call->p->heads_q + head->h, i, j0), n, out);
+  for (j = 0; call->p->dropout > 0 && j < n; j++)
+    out[j] = tsri_round_f32(p.dtype, out[j] * tsri_naive_keep(head, i, j0 + j));
 }
 
 static int64_t dq_count(const tsri_ref_call *call) {
@@ -116,14 +127,14 @@ static void dq_task(void *arg, int64_t index, int32_t worker) {
   const tsr_problem *p = call->p;
   const tsri_naive_rows rows = tsri_naive_rows_of(call, index);
   const tsri_ref_head *head = &rows.head;
-  const tsri_naive_matrix m = tsri_naive_matrix_of(call, MATRIX_DS);
   const int64_t ld = tsri_naive_lanes(p->dim_qk), sk = head->seq.k.len;
   const int add = (p->accumulate & TSR_ACCUMULATE_DQ) != 0;
   tsri_workspace ws = tsri_ref_worker(call, worker);
   float *a = (float *)tsri_workspace_take(&ws, BLOCK * DEPTH, sizeof(float));
   float *b = (float *)tsri_workspace_take(&ws, DEPTH * ld, sizeof(float));
   float *c = (float *)tsri_workspace_take(&ws, BLOCK * ld, sizeof(float));
-  int64_t i, j, j0;
+  float scratch[DEPTH];
+  int64_t i, j0;
 
   if (rows.i0 == 0)
     tsri_ref_zero_padding(&p->dq, call->a->dq, head->b, head->h, &head->seq.q, p->dim_qk, add);
@@ -132,8 +143,7 @@ static void dq_task(void *arg, int64_t index, int32_t worker) {
   for (j0 = 0; j0 < sk; j0 += DEPTH) {
     const int64_t keys = sk - j0 < DEPTH ? sk - j0 : DEPTH;
     for (i = rows.i0; i < rows.i1; i++)
-      for (j = 0; j < keys; j++)
-        a[(i - rows.i0) * DEPTH + j] = dx_of(call, tsri_naive_at(&m, rows.bh, i, j0 + j));
+      dx_row(head, i, j0, keys, scratch, a + (i - rows.i0) * DEPTH);
     tsri_naive_pack(&call->k, head->b, head->g, &head->seq.k, j0, keys, b, ld);
     tsri_naive_product(rows.i1 - rows.i0, ld, keys, a, DEPTH, b, ld, c, ld, 1);
   }
@@ -147,16 +157,18 @@ static void dq_task(void *arg, int64_t index, int32_t worker) {
 static void add_keys(const tsri_ref_head *head, int dv, int64_t j0, int64_t keys, int64_t ld,
                      float *a, float *b, float *c) {
   const tsri_ref_call *call = head->call;
-  const tsri_naive_matrix m = tsri_naive_matrix_of(call, MATRIX_DS);
-  const int64_t bh = head->b * call->p->heads_q + head->h, sq = head->seq.q.len;
+  const int64_t sq = head->seq.q.len;
+  float line[BLOCK], scratch[BLOCK];
   int64_t i, i0, j;
   for (i0 = 0; i0 < sq; i0 += DEPTH) {
     const int64_t n = sq - i0 < DEPTH ? sq - i0 : DEPTH;
-    for (i = 0; i < n; i++)
-      for (j = 0; j < keys; j++) {
-        const int64_t at = tsri_naive_at(&m, bh, i0 + i, j0 + j);
-        a[j * DEPTH + i] = dv ? dropped_p(head, at, i0 + i, j0 + j) : dx_of(call, at);
-      }
+    for (i = 0; i < n; i++) {
+      if (dv)
+        dropped_row(head, i0 + i, j0, keys, line);
+      else
+        dx_row(head, i0 + i, j0, keys, scratch, line);
+      for (j = 0; j < keys; j++) a[j * DEPTH + i] = line[j];
+    }
     tsri_naive_pack(dv ? &call->dout : &call->q, head->b, head->h, &head->seq.q, i0, n, b, ld);
     tsri_naive_product(keys, ld, n, a, DEPTH, b, ld, c, ld, 1);
   }
@@ -275,6 +287,7 @@ tsri_ref_memory tsri_naive_backward_memory(const tsr_resolved *r) {
   (void)tsri_workspace_take(&ws, BLOCK * DEPTH, sizeof(float));
   (void)tsri_workspace_take(&ws, DEPTH * widest, sizeof(float));
   (void)tsri_workspace_take(&ws, BLOCK * widest, sizeof(float));
+  (void)tsri_workspace_take(&weights, p->seq_k, sizeof(float));
   (void)tsri_workspace_take(&weights, p->seq_k, sizeof(float));
   if (wanted(&p->dbias)) {
     const tsri_ref_bias_shape shape = tsri_ref_dbias_shape(p);

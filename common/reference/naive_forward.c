@@ -65,7 +65,7 @@ static void output_task(void *arg, int64_t index, int32_t worker) {
   float *a = (float *)tsri_workspace_take(&ws, BLOCK * DEPTH, sizeof(float));
   float *b = (float *)tsri_workspace_take(&ws, DEPTH * ld, sizeof(float));
   float *c = (float *)tsri_workspace_take(&ws, BLOCK * ld, sizeof(float));
-  int64_t i, j, j0;
+  int64_t i, j0;
 
   if (rows.i0 == 0) empty_padding(head);
   if (rows.i1 <= rows.i0) return;
@@ -73,9 +73,7 @@ static void output_task(void *arg, int64_t index, int32_t worker) {
   for (j0 = 0; j0 < sk; j0 += DEPTH) {
     const int64_t keys = sk - j0 < DEPTH ? sk - j0 : DEPTH;
     for (i = rows.i0; i < rows.i1; i++)
-      for (j = 0; j < keys; j++)
-        a[(i - rows.i0) * DEPTH + j] =
-            tsri_load_f32(m.dtype, m.data, tsri_naive_at(&m, rows.bh, i, j0 + j));
+      tsri_naive_load(&m, tsri_naive_at(&m, rows.bh, i, j0), keys, a + (i - rows.i0) * DEPTH);
     tsri_naive_pack(&call->v, head->b, head->g, &head->seq.k, j0, keys, b, ld);
     tsri_naive_product(rows.i1 - rows.i0, ld, keys, a, DEPTH, b, ld, c, ld, 1);
   }

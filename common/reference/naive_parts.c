@@ -41,6 +41,34 @@ tsri_naive_matrix tsri_naive_matrix_of(const tsri_ref_call *call, int n) {
   return m;
 }
 
+void tsri_naive_load(const tsri_naive_matrix *m, int64_t at, int64_t n, float *out) {
+  int64_t e;
+  switch (m->dtype) { /* one loop per type: no switch inside */
+    case TSR_DTYPE_F16:
+      for (e = 0; e < n; e++) out[e] = tsri_f16_to_float(((const uint16_t *)m->data)[at + e]);
+      break;
+    case TSR_DTYPE_BF16:
+      for (e = 0; e < n; e++) out[e] = tsri_bf16_to_float(((const uint16_t *)m->data)[at + e]);
+      break;
+    default:
+      memcpy(out, (const float *)m->data + at, (size_t)n * sizeof(float));
+  }
+}
+
+void tsri_naive_store(const tsri_naive_matrix *m, int64_t at, int64_t n, const float *in) {
+  int64_t e;
+  switch (m->dtype) {
+    case TSR_DTYPE_F16:
+      for (e = 0; e < n; e++) ((uint16_t *)m->data)[at + e] = tsri_float_to_f16(in[e]);
+      break;
+    case TSR_DTYPE_BF16:
+      for (e = 0; e < n; e++) ((uint16_t *)m->data)[at + e] = tsri_float_to_bf16(in[e]);
+      break;
+    default:
+      memcpy((float *)m->data + at, in, (size_t)n * sizeof(float));
+  }
+}
+
 /* ------------------------------------------------------------------------------------- product */
 
 /* c[MR][LANES] += a[MR rows][k] b[k][LANES]; `rows` of the four count. */
@@ -125,10 +153,11 @@ void tsri_naive_scores(const tsri_ref_head *head, const tsri_ref_input *x, const
     const int64_t keys = sk - j0 < BLOCK ? sk - j0 : BLOCK;
     tsri_naive_pack_transposed(y, head->b, head->g, &head->seq.k, j0, keys, b, BLOCK, row);
     tsri_naive_product(i1 - i0, tsri_naive_lanes(keys), dim, a, dim, b, BLOCK, c, BLOCK, 0);
-    for (i = i0; i < i1; i++)
-      for (j = 0; j < keys; j++)
-        tsri_store_f32(out->dtype, out->data, tsri_naive_at(out, bh, i, j0 + j),
-                       factor * c[(i - i0) * BLOCK + j]);
+    for (i = i0; i < i1; i++) {
+      float *const line = c + (i - i0) * BLOCK;
+      for (j = 0; j < keys; j++) line[j] *= factor;
+      tsri_naive_store(out, tsri_naive_at(out, bh, i, j0), keys, line);
+    }
   }
 }
 
@@ -154,11 +183,12 @@ void tsri_naive_softmax_row(const tsri_ref_head *head, const tsri_naive_matrix *
   float m = -INFINITY, top, sum = 0;
   int64_t j;
 
+  tsri_naive_load(s, tsri_naive_at(s, bh, i, 0), sk, weights);
   for (j = 0; j < sk; j++) {
+    const float x = weights[j];
     weights[j] = -INFINITY;
     if (!tsri_mask_allows(&row, j) || !tsri_ref_mask_tensors(head, i, j)) continue;
-    weights[j] = tsri_score_f32(tsri_load_f32(s->dtype, s->data, tsri_naive_at(s, bh, i, j)), 1,
-                                problem->softcap, (float)tsri_ref_bias(head, i, j),
+    weights[j] = tsri_score_f32(x, 1, problem->softcap, (float)tsri_ref_bias(head, i, j),
                                 (float)head->slope, tsri_alibi_distance(i, j, sq, sk));
     if (weights[j] > m || isnan(weights[j])) m = weights[j];
   }
@@ -174,10 +204,10 @@ void tsri_naive_softmax_row(const tsri_ref_head *head, const tsri_naive_matrix *
     *lse = top + logf(sum);
   }
   for (j = 0; j < sk; j++) {
-    float w = top == -INFINITY ? 0 : weights[j] / sum;
-    if (dropped) w *= tsri_naive_keep(head, i, j);
-    tsri_store_f32(p->dtype, p->data, tsri_naive_at(p, bh, i, j), w);
+    weights[j] = top == -INFINITY ? 0 : weights[j] / sum;
+    if (dropped) weights[j] *= tsri_naive_keep(head, i, j);
   }
+  tsri_naive_store(p, tsri_naive_at(p, bh, i, 0), sk, weights);
 }
 
 /* --------------------------------------------------------------------------------------- tasks */

@@ -28,6 +28,10 @@ static inline int64_t tsri_naive_at(const tsri_naive_matrix *m, int64_t bh, int6
   return (bh * m->seq_q + i) * m->seq_k + j;
 }
 
+/* n numbers of the matrix from element `at` on, out of it and (rounded) into it. */
+void tsri_naive_load(const tsri_naive_matrix *m, int64_t at, int64_t n, float *out);
+void tsri_naive_store(const tsri_naive_matrix *m, int64_t at, int64_t n, const float *in);
+
 /* C[m][ldc] = or += A[m][k] B[k][n]: m <= BLOCK, k <= DEPTH or any depth summed in one go, n a
  * multiple of LANES; lda, ldb, ldc in elements. */
 void tsri_naive_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
