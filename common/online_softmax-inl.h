@@ -5,7 +5,7 @@
 //
 //   m' = max(m, max_j s_j)      alpha = 2^(m - m')
 //   p_j = 2^(s_j - m')          l' = alpha * l + sum_j p_j        acc' = alpha * acc + sum_j p_j v_j
-//   at the end: O = acc / l, LSE = (m + log2 l) ln 2
+//   at the end: O = acc / l, LSE = m ln 2 + ln l
 //
 // Scores are in base two (multiplied by log2 e) because every unit has a fast 2^x. The state is
 // associative: `weight` and `finish` also merge splits, caches and devices.
@@ -22,7 +22,7 @@
 //   P::max, add, sub, mul(V, V)     IEEE arithmetic; max may drop a NaN
 //   P::mul_add(a, b, c)             a * b + c
 //   P::exp2(V)                      2^x; exactly 0 at -inf, 1 at 0, NaN at NaN
-//   P::log2(V)                      of values >= 1 (exactly 0 at 1), +inf or NaN
+//   P::log(V)                       natural, of values >= 1 (exactly 0 at 1), +inf or NaN
 //   P::div(V, V)
 //   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
 #if defined(TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -55,6 +55,16 @@ struct OnlineSoftmax {
   // Call 2: probability of one register of scores, before division by l. -inf gives exactly 0.
   static TSRI_FORCE_INLINE V prob(V s, V ref) { return P::exp2(P::sub(s, ref)); }
 
+  // Calls 1b and 2 for scores that still lack a positive factor: unit times them is in base two. The
+  // difference is taken before the factor, so that the largest score has p = 1 to the bit and that a
+  // bias of the lowest float cannot overflow.
+  static TSRI_FORCE_INLINE V correction_in(V unit, V m, V ref) {
+    return P::exp2(P::mul(P::sub(m, ref), unit));
+  }
+  static TSRI_FORCE_INLINE V prob_in(V unit, V s, V ref) {
+    return P::exp2(P::mul(P::sub(s, ref), unit));
+  }
+
   // The sum after a tile: alpha * l + tile_sum.
   static TSRI_FORCE_INLINE V new_sum(V l, V alpha, V tile_sum) {
     return P::mul_add(alpha, l, tile_sum);
@@ -73,11 +83,16 @@ struct OnlineSoftmax {
   }
 
   // Natural log-sum-exp of a finished row; -inf when empty. l = 0 with m > -inf cannot happen: the
-  // largest score adds 1. log2 sees 1 instead of 0 and the result is replaced.
+  // largest score adds 1. log sees 1 instead of 0 and the result is replaced.
   static TSRI_FORCE_INLINE V log_sum_exp(V m, V l) {
+    return log_sum_exp_in(P::set(0.693147180559945309f), m, l);
+  }
+
+  // The same for scores that lack a factor: unit times them is natural.
+  static TSRI_FORCE_INLINE V log_sum_exp_in(V unit, V m, V l) {
     const V zero = P::set(0.0f);
     const V safe = P::select_eq(l, zero, P::set(1.0f), l);
-    const V lse = P::mul(P::add(reference(m), P::log2(safe)), P::set(0.693147180559945309f));
+    const V lse = P::mul_add(reference(m), unit, P::log(safe));
     return P::select_eq(l, zero, P::set(-__builtin_inff()), lse);
   }
 
@@ -92,7 +107,7 @@ struct OnlineSoftmax {
   static TSRI_FORCE_INLINE V merged_lse(V largest, V weights) {
     const V zero = P::set(0.0f);
     const V safe = P::select_eq(weights, zero, P::set(1.0f), weights);
-    const V lse = P::mul_add(P::log2(safe), P::set(0.693147180559945309f), reference(largest));
+    const V lse = P::add(reference(largest), P::log(safe));
     return P::select_eq(weights, zero, P::set(-__builtin_inff()), lse);
   }
 };

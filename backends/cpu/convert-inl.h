@@ -141,14 +141,14 @@ HWY_INLINE void store_row(const float *HWY_RESTRICT src, size_t n, void *base, i
 }
 
 // The same with the type as a value. Not inlined: called per row, and rows are long.
-HWY_NOINLINE void load_row_any(tsr_dtype dtype, const void *base, int64_t offset, int64_t stride,
-                               size_t n, float *dst) {
+static HWY_NOINLINE void load_row_any(tsr_dtype dtype, const void *base, int64_t offset, int64_t stride,
+                                      size_t n, float *dst) {
   if (dtype == TSR_DTYPE_F32) return load_row<F32>(base, offset, stride, n, dst);
   if (dtype == TSR_DTYPE_BF16) return load_row<BF16>(base, offset, stride, n, dst);
   load_row<F16>(base, offset, stride, n, dst);
 }
 
-HWY_NOINLINE void store_row_any(tsr_dtype dtype, const float *src, size_t n, void *base,
+static HWY_NOINLINE void store_row_any(tsr_dtype dtype, const float *src, size_t n, void *base,
                                 int64_t offset, int64_t stride) {
   if (dtype == TSR_DTYPE_F32) return store_row<F32>(src, n, base, offset, stride);
   if (dtype == TSR_DTYPE_BF16) return store_row<BF16>(src, n, base, offset, stride);

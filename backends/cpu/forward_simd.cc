@@ -51,8 +51,10 @@ class ForwardTask {
     lanes_ = hn::Lanes(DF());
     dim_ = static_cast<size_t>(p_.dim_qk);
     dim_v_ = static_cast<size_t>(p_.dim_v);
+    scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
     natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE;
     tensor_mask_ = p_.mask.dtype != TSR_DTYPE_NONE || p_.block_mask.dtype != TSR_DTYPE_NONE;
+    unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
     locate(task);
   }
 
@@ -101,10 +103,9 @@ class ForwardTask {
     return HWY_MIN(most, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
   }
 
-  // Coordinates of every row; Q^T times the scale; the state before the first key.
+  // Coordinates of every row; Q^T times the sign of the scale; the state before the first key.
   void load_rows() {
     const int64_t group = job_.problem->group;
-    const float scale = natural_ ? p_.scale : static_cast<float>(p_.scale * TSRI_LOG2E);
     const size_t padded = (rows_ + lanes_ - 1) / lanes_ * lanes_;
     for (size_t r = 0; r < padded; ++r) {
       const int64_t row = row0_ + static_cast<int64_t>(HWY_MIN(r, rows_ - 1));
@@ -126,8 +127,9 @@ class ForwardTask {
       for (size_t r = 0; r < width; r += kGroup) {
         const float *lines[kGroup];
         for (size_t t = 0; t < kGroup; ++t) lines[t] = query_line(first + r + t, t);
-        rows_to_columns(lines, dim_, scale, s_.q_t + first * dim_ + r, width);
+        rows_to_columns(lines, dim_, s_.q_t + first * dim_ + r, width);
       }
+      if (p_.scale < 0) scale_tile(s_.q_t + first * dim_, dim_ * width, -1.0f);
     }
   }
 
@@ -243,22 +245,17 @@ class ForwardTask {
     }
     const VF r0 = Recurrence::reference(m0), r1 = Recurrence::reference(m1),
              r2 = Recurrence::reference(m2);
+    const VF unit = hn::Set(d, unit_);
     VF t0 = r0, t1 = r0, t2 = r0;
-    if (natural_)
-      softmax_tile<NV, true>(s_.s_t, n, r0, r1, r2, t0, t1, t2);
-    else
-      softmax_tile<NV, false>(s_.s_t, n, r0, r1, r2, t0, t1, t2);
-    const VF a0 = moved(old0, r0), a1 = moved(old1, r1), a2 = moved(old2, r2);
+    softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
+    const VF a0 = Recurrence::correction_in(unit, old0, r0);
+    const VF a1 = Recurrence::correction_in(unit, old1, r1);
+    const VF a2 = Recurrence::correction_in(unit, old2, r2);
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
     if (NV > 2) hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) drop(block);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
-  }
-
-  // Factor on sums when the maximum moves from m to the one with this reference.
-  HWY_INLINE VF moved(VF m, VF ref) const {
-    return natural_ ? probability<true>(m, ref) : Recurrence::correction(m, ref);
   }
 
   // The score steps on S^T of a block, and the new maxima. False: no key is allowed for any row.
@@ -290,10 +287,12 @@ class ForwardTask {
     return true;
   }
 
-  // Softcap, bias and ALiBi.
+  // Scale, softcap, bias and ALiBi; nothing if there is but the scale, which waits until the softmax.
   void apply_terms(const Block &block) {
     const size_t n = block.keys, width = block.width;
     float *s = s_.s_t;
+    if (!natural_) return;
+    scale_tile(s, n * width, scale_);
     if (p_.softcap > 0) softcap_tile(s, n * width, p_.softcap);
     if (p_.bias.dtype != TSR_DTYPE_NONE) {
       load_bias(block);
@@ -322,7 +321,7 @@ class ForwardTask {
           bias_line(bias, args_.bias, at, block.keys, s_.lines + t * line_);
         last = at;
       }
-      rows_to_columns(lines, block.keys, 1.0f, s_.bias + r, block.width);
+      rows_to_columns(lines, block.keys, s_.bias + r, block.width);
     }
   }
 
@@ -350,7 +349,7 @@ class ForwardTask {
                                   block.keys, line);
         }
       }
-      rows_to_columns(lines, block.keys, 1.0f, s_.term + r, block.width);
+      rows_to_columns(lines, block.keys, s_.term + r, block.width);
     }
     return ones;
   }
@@ -396,21 +395,21 @@ class ForwardTask {
   // 1 / l of one vector of rows, after the sink joined.
   HWY_INLINE VF finish_vector(size_t row) {
     const DF d;
+    const VF natural = hn::Set(d, natural_ ? 1.0f : scale_);
     const VF m = hn::Load(d, s_.m + row), l = hn::Load(d, s_.l + row);
-    VF top = m, sum = l, factor = hn::Set(d, 1.0f);
+    const VF logit = hn::Mul(m, natural);
+    VF sum = l, factor = hn::Set(d, 1.0f), lse;
     if (p_.sink) {
-      const float unit = natural_ ? 1.0f : static_cast<float>(TSRI_LOG2E);
-      for (size_t t = 0; t < lanes_; ++t) s_.lines[t] = args_.sink[s_.head[row + t]] * unit;
-      const VF sink = hn::Load(d, s_.lines);
-      top = Recurrence::new_max(m, sink);
-      const VF ref = Recurrence::reference(top);
-      factor = moved(m, ref);
-      const VF mine = probability<false>(sink, ref), mine_natural = probability<true>(sink, ref);
-      sum = Recurrence::new_sum(l, factor, natural_ ? mine_natural : mine);
+      for (size_t t = 0; t < lanes_; ++t) s_.lines[t] = args_.sink[s_.head[row + t]];
+      const VF sink = hn::Load(d, s_.lines), top = Recurrence::new_max(logit, sink);
+      factor = Recurrence::weight(logit, top);
+      sum = Recurrence::new_sum(l, factor, Recurrence::weight(sink, top));
+      lse = Recurrence::merged_lse(top, sum);
+    } else {
+      lse = Recurrence::log_sum_exp_in(natural, m, l);
     }
-    const VF lse = natural_ ? Recurrence::merged_lse(top, sum) : Recurrence::log_sum_exp(top, sum);
     hn::Store(lse, d, s_.l + row);
-    if (!natural_) hn::Store(hn::Mul(m, hn::Set(d, static_cast<float>(TSRI_LN2))), d, s_.m + row);
+    hn::Store(logit, d, s_.m + row);
     return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
   }
 
@@ -424,7 +423,9 @@ class ForwardTask {
   const tsr_args &args_;
   tsri_cpu_scratch s_;
   size_t line_, lanes_, dim_, dim_v_;
-  bool natural_;      // scores in natural units: they pass through softcap, bias or ALiBi
+  float scale_;       // magnitude; the sign goes into Q^T
+  bool natural_;      // scores get softcap, bias or ALiBi, so they are scaled first; else they are
+  float unit_;        //   dot products, and unit_ times a difference of scores is in base two
   bool tensor_mask_;  // mask or block mask
   int64_t b_, g_;
   tsri_sequence seq_;

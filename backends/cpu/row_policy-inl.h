@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of one vector of rows, per Highway target: 2^x, log2, tanh, and the policy that
+// The arithmetic of one vector of rows, per Highway target: 2^x, ln, tanh, and the policy that
 // common/online_softmax-inl.h is instantiated with. Lanes are independent: a lane's result depends on
 // that lane's input alone, so a row gives the same bits in whatever lane it lands.
 //
 // 2^x = 2^r 2^f with r = round(x), f in [-1/2, 1/2]; 2^f by a polynomial of degree 6 with constant
 // term 1 (relative error 4e-9, below the rounding of its evaluation). Results below 2^-126 are 0.
-// log2 x = e + 2 log2(e) atanh((m - 1) / (m + 1)), m in [sqrt(1/2), sqrt(2)), by its series.
+// ln x = e ln 2 + f - f^2/2 + f^3 P(f), 1 + f in [sqrt(1/2), sqrt(2)), P of degree 8.
 // tanh by an odd polynomial up to 0.625, beyond by 1 - 2 / (e^2x + 1).
 #include "common/platform.h"
 #include "hwy/highway.h"
@@ -66,24 +66,30 @@ HWY_INLINE VF exp2_of(VF x) {
 #endif
 }
 
-// log2 of positive normal numbers, +inf and NaN; exactly 0 at 1.
-HWY_INLINE VF log2_of(VF x) {
+// Natural logarithm of positive normal numbers, +inf and NaN; exactly 0 at 1. x = 2^e (1 + f): the
+// leading terms of log(1 + f) and the upper part of e ln 2 are exact, so the result is within an ulp.
+HWY_INLINE VF log_of(VF x) {
   const DF d;
   const DI di;
-  const VF one = hn::Set(d, 1.0f);
   // Bits of sqrt(1/2): subtracting them makes the exponent field that of x relative to it.
   const VI origin = hn::Set(di, 0x3f3504f3);
   const VI bits = hn::BitCast(di, x);
-  const VI e = hn::ShiftRight<23>(hn::Sub(bits, origin));
-  const VF m = hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<23>(e)));
-  const VF s = hn::Div(hn::Sub(m, one), hn::Add(m, one));
-  const VF z = hn::Mul(s, s);
-  VF p = hn::Set(d, 0.3205988980f);  // 2 log2(e) / 9
-  p = hn::MulAdd(p, z, hn::Set(d, 0.4121985831f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.5770780164f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.9617966939f));
-  p = hn::MulAdd(p, z, hn::Set(d, 2.8853900818f));
-  const VF y = hn::MulAdd(p, s, hn::ConvertTo(d, e));
+  const VI whole = hn::ShiftRight<23>(hn::Sub(bits, origin));
+  const VF e = hn::ConvertTo(d, whole);
+  const VF f = hn::Sub(hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<23>(whole))), hn::Set(d, 1.0f));
+  const VF f2 = hn::Mul(f, f);
+  VF p = hn::Set(d, 6.744583215e-02f);
+  p = hn::MulAdd(p, f, hn::Set(d, -1.167481348e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.188858795e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, -1.240575418e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.421952179e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, -1.666798573e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.000211952e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, -2.500000979e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 3.333331260e-01f));
+  VF tail = hn::MulAdd(e, hn::Set(d, -2.12194440e-04f), hn::Mul(hn::Mul(p, f2), f));
+  tail = hn::MulAdd(f2, hn::Set(d, -0.5f), tail);
+  const VF y = hn::MulAdd(e, hn::Set(d, 0.693359375f), hn::Add(f, tail));
   return hn::IfThenElse(hn::Lt(x, hn::Set(d, __builtin_inff())), y, x);
 }
 
@@ -116,7 +122,7 @@ struct RowPolicy {
   static HWY_INLINE V mul_add(V a, V b, V c) { return hn::MulAdd(a, b, c); }
   static HWY_INLINE V div(V a, V b) { return hn::Div(a, b); }
   static HWY_INLINE V exp2(V x) { return exp2_of(x); }
-  static HWY_INLINE V log2(V x) { return log2_of(x); }
+  static HWY_INLINE V log(V x) { return log_of(x); }
   static HWY_INLINE V select_eq(V a, V b, V yes, V no) {
     return hn::IfThenElse(hn::Eq(a, b), yes, no);
   }

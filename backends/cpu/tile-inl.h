@@ -38,11 +38,11 @@ constexpr int kBlock = 8;
 // Vectors may not be array elements or members on targets of unknown length: names are made by hand.
 #define TSRI_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-// Scores of keys 0 .. n-1 at k (rows `ld` apart) against one block of rows; with kMax, the maximum over
-// keys is folded into m0 .. m2. Rows of S^T up to the next multiple of the block may be overwritten:
-// they repeat key n-1, which no maximum minds.
-template <int NV, bool kMax>
-HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
+// Scores of keys 0 .. n-1 at k (rows `ld` apart) against one block of rows, over `dim` dims; added to
+// what S^T holds if kAdd; with kMax, the maximum over keys is folded into m0 .. m2. Rows of S^T up to
+// the next multiple of the block may be overwritten: they repeat key n-1, which no maximum minds.
+template <int NV, bool kMax, bool kAdd>
+HWY_INLINE void score_part(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
                            size_t dim, float *HWY_RESTRICT s, VF &m0, VF &m1, VF &m2) {
   constexpr int MR = kBlock<NV>;
   const DF d;
@@ -71,8 +71,15 @@ HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HW
 #undef TSRI_STEP
     }
     float *HWY_RESTRICT sj = s + j * width;
-#define TSRI_FINISH(i)                                                 \
-  if constexpr (i < MR) {                                              \
+#define TSRI_FINISH(i)                                                       \
+  if constexpr (i < MR) {                                                    \
+    if constexpr (kAdd) {                                                    \
+      a##i##0 = hn::Add(hn::Load(d, sj + i * width), a##i##0);               \
+      if constexpr (NV > 1)                                                  \
+        a##i##1 = hn::Add(hn::Load(d, sj + i * width + lanes), a##i##1);     \
+      if constexpr (NV > 2)                                                  \
+        a##i##2 = hn::Add(hn::Load(d, sj + i * width + 2 * lanes), a##i##2); \
+    }                                                                        \
     hn::Store(a##i##0, d, sj + i * width);                             \
     if constexpr (NV > 1) hn::Store(a##i##1, d, sj + i * width + lanes);     \
     if constexpr (NV > 2) hn::Store(a##i##2, d, sj + i * width + 2 * lanes); \
@@ -85,6 +92,21 @@ HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HW
     TSRI_EACH_ROW(TSRI_FINISH)
 #undef TSRI_FINISH
   }
+}
+
+// All dims of S^T = K Q^T. Sums over many dims are cut into parts that are added afterwards, which
+// keeps the rounding error of dim 576 near that of dim 128.
+template <int NV, bool kMax>
+HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
+                           size_t dim, float *HWY_RESTRICT s, VF &m0, VF &m1, VF &m2) {
+  constexpr size_t kWhole = 128, kPart = 64;
+  const size_t width = NV * hn::Lanes(DF());
+  if (dim <= kWhole) return score_part<NV, kMax, false>(k, ld, n, q, dim, s, m0, m1, m2);
+  score_part<NV, false, false>(k, ld, n, q, kPart, s, m0, m1, m2);
+  size_t x = kPart;
+  for (; x + kPart < dim; x += kPart)
+    score_part<NV, false, true>(k + x, ld, n, q + x * width, kPart, s, m0, m1, m2);
+  score_part<NV, kMax, true>(k + x, ld, n, q + x * width, dim - x, s, m0, m1, m2);
 }
 
 // MR dims of O^T += V^T P^T over n keys, after a rescale by alpha.
@@ -151,33 +173,25 @@ HWY_INLINE void output_tile(const float *v, int64_t ld, size_t n, const float *H
     output_block<NV, 1>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
 }
 
-// Scores to probabilities in place, and the sum over keys of each lane. kNatural: scores are natural
-// logarithms and are turned to base two after the subtraction of the maximum, so that a bias of the
-// lowest float cannot overflow; otherwise they are in base two already. `one` is 0 where there are no
-// further vectors.
-template <bool kNatural>
-HWY_INLINE VF probability(VF s, VF m_or_ref) {
-  return kNatural ? Recurrence::weight(s, m_or_ref) : Recurrence::prob(s, m_or_ref);
-}
-
-template <int NV, bool kNatural>
-HWY_INLINE void softmax_tile(float *HWY_RESTRICT s, size_t n, VF r0, VF r1, VF r2, VF &sum0, VF &sum1,
-                             VF &sum2) {
+// Scores to probabilities in place, and the sum over keys of each lane: p = 2^((s - r) unit).
+template <int NV>
+HWY_INLINE void softmax_tile(float *HWY_RESTRICT s, size_t n, VF unit, VF r0, VF r1, VF r2, VF &sum0,
+                             VF &sum1, VF &sum2) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t width = NV * lanes;
   VF t0 = hn::Zero(d), t1 = t0, t2 = t0;
   for (size_t j = 0; j < n; ++j, s += width) {
-    const VF p0 = probability<kNatural>(hn::Load(d, s), r0);
+    const VF p0 = Recurrence::prob_in(unit, hn::Load(d, s), r0);
     hn::Store(p0, d, s);
     t0 = hn::Add(t0, p0);
     if constexpr (NV > 1) {
-      const VF p1 = probability<kNatural>(hn::Load(d, s + lanes), r1);
+      const VF p1 = Recurrence::prob_in(unit, hn::Load(d, s + lanes), r1);
       hn::Store(p1, d, s + lanes);
       t1 = hn::Add(t1, p1);
     }
     if constexpr (NV > 2) {
-      const VF p2 = probability<kNatural>(hn::Load(d, s + 2 * lanes), r2);
+      const VF p2 = Recurrence::prob_in(unit, hn::Load(d, s + 2 * lanes), r2);
       hn::Store(p2, d, s + 2 * lanes);
       t2 = hn::Add(t2, p2);
     }
@@ -209,18 +223,15 @@ HWY_INLINE void transpose4(V4 &a, V4 &b, V4 &c, V4 &e) {
 }
 #endif
 
-// kGroup rows of n floats, times scale, into kGroup columns of a matrix of `width` columns.
-HWY_INLINE void rows_to_columns(const float *const *rows, size_t n, float scale,
-                                float *HWY_RESTRICT dst, size_t width) {
+// kGroup rows of n floats into kGroup columns of a matrix of `width` columns.
+HWY_INLINE void rows_to_columns(const float *const *rows, size_t n, float *HWY_RESTRICT dst,
+                                size_t width) {
   size_t x = 0;
 #if HWY_TARGET != HWY_SCALAR
   const D4 d4;
-  const V4 factor = hn::Set(d4, scale);
   for (; x + 4 <= n; x += 4) {
-    V4 a = hn::Mul(hn::LoadU(d4, rows[0] + x), factor);
-    V4 b = hn::Mul(hn::LoadU(d4, rows[1] + x), factor);
-    V4 c = hn::Mul(hn::LoadU(d4, rows[2] + x), factor);
-    V4 e = hn::Mul(hn::LoadU(d4, rows[3] + x), factor);
+    V4 a = hn::LoadU(d4, rows[0] + x), b = hn::LoadU(d4, rows[1] + x);
+    V4 c = hn::LoadU(d4, rows[2] + x), e = hn::LoadU(d4, rows[3] + x);
     transpose4(a, b, c, e);
     float *HWY_RESTRICT to = dst + x * width;
     hn::StoreU(a, d4, to);
@@ -230,7 +241,14 @@ HWY_INLINE void rows_to_columns(const float *const *rows, size_t n, float scale,
   }
 #endif
   for (; x < n; ++x)
-    for (size_t r = 0; r < kGroup; ++r) dst[x * width + r] = rows[r][x] * scale;
+    for (size_t r = 0; r < kGroup; ++r) dst[x * width + r] = rows[r][x];
+}
+
+// x *= factor.
+HWY_INLINE void scale_tile(float *HWY_RESTRICT x, size_t count, float factor) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  for (size_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, x + i), f), d, x + i);
 }
 
 // kGroup columns of a matrix of n rows and `width` columns to kGroup rows, `ld` apart.
