@@ -34,10 +34,12 @@ function(tessera_add_test)
     set(ARG_TIMEOUT 600)
   endif()
 
+  set(target ${ARG_NAME})
   if(NOT ARG_PLAIN AND NOT TARGET PkgConfig::CRITERION)
+    # The target exists, so that its folder may set properties on it, but is neither built nor run.
+    add_executable(${target} EXCLUDE_FROM_ALL ${ARG_SOURCES})
     return()
   endif()
-  set(target ${ARG_NAME})
   add_executable(${target} ${ARG_SOURCES})
   tessera_target_defaults(${target})
   tessera_internal_includes(${target})
