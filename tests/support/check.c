@@ -130,7 +130,8 @@ static void judge(const check *c, const tsr_setup *setup, tsr_output which, cons
   const tsr_dense *ref = &c->ref.out[which];
   tsr_error naive = tsr_error_measure(&c->naive.out[which], ref, dtype, true);
   tsr_error error = tsr_error_measure(x, ref, dtype, allow_nan);
-  tsr_bound bound = tsr_bound_make(&naive, which, dtype);
+  tsr_bound bound = tsr_bound_make(&naive, &error, which, dtype,
+                                   tsr_dense_largest(&c->ref.out[TSR_OUTPUT_LSE]));
   tsr_check_record r =
       record_of(c, which >= TSR_OUTPUT_DQ ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD);
   char reason[TEXT] = "";

@@ -55,16 +55,32 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
   return e;
 }
 
-tsr_bound tsr_bound_make(const tsr_error *naive, tsr_output output, tsr_dtype dtype) {
+double tsr_dense_largest(const tsr_dense *dense) {
+  int64_t i, count = dense->x ? tsr_dense_count(dense) : 0;
+  double largest = 0;
+  for (i = 0; i < count; ++i)
+    if (isfinite(dense->x[i])) largest = fmax(largest, fabs(dense->x[i]));
+  return largest;
+}
+
+tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_output output,
+                         tsr_dtype dtype, double scores) {
   tsri_dtype_info info = tsri_dtype_describe(dtype);
-  double largest = naive->ref_max, typical = naive->ref_rms;
+  double largest = error->ref_max, typical = error->ref_rms;
+  double spread = error->finite ? 1 + 2 / sqrt((double)error->finite) : 1;
   tsr_bound bound;
   if (output == TSR_OUTPUT_LSE || output == TSR_OUTPUT_MAX_LOGIT) {
     largest = fmax(largest, 1);
     typical = fmax(typical, 1);
   }
-  bound.max = 2 * naive->max + info.max_slack * info.roundoff * largest;
-  bound.rms = info.rms_factor * naive->rms + info.rms_slack * info.roundoff * typical;
+  if (naive->finite == 0 && error->finite > 0) {
+    bound.max = (info.bound + 8 * info.bound_sqrt) * info.roundoff * largest;
+    bound.rms = 4 * info.roundoff * typical;
+    return bound;
+  }
+  bound.max =
+      2 * naive->max + (info.max_slack * info.roundoff + scores * 0x1p-24) * largest;
+  bound.rms = spread * (info.rms_factor * naive->rms + info.rms_slack * info.roundoff * typical);
   return bound;
 }
 

@@ -3,10 +3,12 @@
 // Errors and their bounds. An error is measured element by element against the reference: infinities
 // must agree in sign, a NaN on one side only is a failure, and NaN on both sides is accepted only where
 // the case asks for it. The bound comes from the baseline's own error and the constants of dtype.def:
-//   max|x - ref64| <= 2 max|naive - ref64| + max_slack u R
-//   rms(x - ref64) <= rms_factor rms(naive - ref64) + rms_slack u rms(ref64)
-// with u the roundoff of the output's dtype and R the largest |ref64| (at least 1 for LSE, which is a
-// logarithm: its absolute error is what a merge sees).
+//   max|x - ref64| <= 2 max|naive - ref64| + (max_slack u + S 2^-24) R
+//   rms(x - ref64) <= (1 + 2 / sqrt n) (rms_factor rms(naive - ref64) + rms_slack u rms(ref64))
+// u is the roundoff of the output's dtype, R the largest |ref64| (at least 1 for LSE, which is a
+// logarithm: its absolute error is what a merge sees). S is the largest |LSE|, standing for the
+// scores: a float32 score s is off by about 2^-24 |s|, and its exponential by that much relatively.
+// The factor of the RMS is the spread of an RMS over n elements; it only matters when they are few.
 #ifndef TESSERA_TESTS_SUPPORT_COMPARE_H_
 #define TESSERA_TESTS_SUPPORT_COMPARE_H_
 
@@ -37,9 +39,14 @@ typedef struct tsr_bound {
   double max, rms;
 } tsr_bound;
 
-/* Bound from the baseline's error. Where the baseline broke (it may overflow), its broken elements
- * were left out. */
-tsr_bound tsr_bound_make(const tsr_error *naive, tsr_output output, tsr_dtype dtype);
+/* Bound from the baseline's error; error gives the reference's size, scores is S. Where the baseline
+ * broke (a float16 score may overflow), its finite elements decide; without any, the bound of dtype.def
+ * against the reference alone. */
+tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_output output,
+                         tsr_dtype dtype, double scores);
+
+/* Largest finite magnitude, 0 without any. */
+double tsr_dense_largest(const tsr_dense *dense);
 
 /* Error over bound: the larger of both; 0 when exact, infinite when broken. */
 double tsr_error_ratio(const tsr_error *error, const tsr_bound *bound);

@@ -33,6 +33,7 @@ static tsr_status probe_number(int number, const tsr_host *host, void **state, t
     if (!states[number].block) return TSR_STATUS_OUT_OF_MEMORY;
   }
   *state = &states[number];
+  ++f->open;
   return TSR_STATUS_SUCCESS;
 }
 
@@ -49,6 +50,7 @@ static tsr_status probe_2(const tsr_host *h, void **s, tsr_reason *d) {
 static void fake_close(void *state) {
   fake_state *s = state;
   ++s->fake->closes;
+  --s->fake->open;
   s->fake->host->free(s->fake->host->context, s->block);
   s->block = NULL;
 }

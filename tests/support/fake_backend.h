@@ -33,7 +33,7 @@ typedef struct fake_backend {
   const char *text; /* reason of the failures above */
 
   /* What happened. */
-  int probes, closes, plans, plans_alive, runs, merges, masks;
+  int probes, closes, open, plans, plans_alive, runs, merges, masks;
   const tsr_host *host;
   int32_t last_kernel;
   tsr_resolved last_problem;

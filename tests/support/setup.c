@@ -209,32 +209,42 @@ static void scatter(tsr_setup *s, tsr_buffer *buffer, bool queries, const tsr_de
   }
 }
 
-/* bias, mask, block mask, dbias: extents of 1 where broadcast, then stride 0 there. Packed and paged
- * problems have other extents in a dense order, so strides are always spelled out. */
+/* Extents of bias, mask, block mask or dbias: those of values, but keys reach to the end of the page
+ * table where there is one. blocks: keys per element. */
+static void pair_dims(const tsr_setup *s, const tsr_dense *values, uint32_t over, int64_t blocks,
+                      int64_t dim[4]) {
+  memcpy(dim, values->dim, 4 * sizeof(int64_t));
+  if (s->form.page_size && !(over & TSR_OVER_K))
+    dim[3] = (s->columns * s->form.page_size + blocks - 1) / blocks;
+}
+
+/* Broadcast axes have extent 1 and stride 0. Elements that no pair uses are NaN in values and stay
+ * poison in memory. write false: an output. */
 static bool make_pairs(tsr_setup *s, tsr_buffer *buffer, tsr_dtype dtype, const tsr_dense *values,
-                       uint32_t over, bool write) {
+                       uint32_t over, int64_t blocks, bool write) {
   tsr_pattern pattern = s->form.layout;
-  int64_t b, h, i;
+  int64_t b, h, i, dim[4];
   int axis;
   if (pattern == TSR_PATTERN_SAME_BATCH || pattern == TSR_PATTERN_SAME_HEAD ||
       pattern == TSR_PATTERN_HUGE_SEQ)
     pattern = TSR_PATTERN_BHSD;
-  if (!tsr_buffer_create(buffer, dtype, values->dim, pattern, false, s->form.alignment))
-    return false;
-  buffer->layout.order = TSR_ORDER_STRIDED;
+  pair_dims(s, values, over, blocks, dim);
+  if (!tsr_buffer_create(buffer, dtype, dim, pattern, false, s->form.alignment)) return false;
+  if (over || s->form.packed_q || s->form.packed_k) buffer->layout.order = TSR_ORDER_STRIDED;
   for (axis = 0; axis < 4; ++axis) {
     if (over >> axis & 1) buffer->stride[axis] = 0;
-    buffer->layout.stride[axis] = buffer->stride[axis];
+    buffer->layout.stride[axis] =
+        buffer->layout.order == TSR_ORDER_STRIDED ? buffer->stride[axis] : 0;
   }
   if (!write) return true;
   for (b = 0; b < values->dim[0]; ++b)
     for (h = 0; h < values->dim[1]; ++h)
       for (i = 0; i < values->dim[2]; ++i) {
         const double *row = tsr_dense_row(values, b, h, i);
-        tsr_buffer one = *buffer;
-        for (one.dim[3] = 0; one.dim[3] < values->dim[3]; ++one.dim[3])
-          if (isnan(row[one.dim[3]])) break; /* unused elements stay poison */
-        tsr_buffer_write_row(&one, b, h, i, row);
+        tsr_buffer part = *buffer;
+        for (part.dim[3] = 0; part.dim[3] < values->dim[3]; ++part.dim[3])
+          if (isnan(row[part.dim[3]])) break;
+        tsr_buffer_write_row(&part, b, h, i, row);
       }
   return true;
 }
@@ -259,18 +269,19 @@ static bool make_inputs(tsr_setup *s) {
   s->args.k = tsr_buffer_data(&s->k);
   s->args.v = tsr_buffer_data(&s->v);
   if (in->bias.x) {
-    if (!make_pairs(s, &s->bias, in->bias_dtype, &in->bias, form->bias_over, true)) return false;
+    if (!make_pairs(s, &s->bias, in->bias_dtype, &in->bias, form->bias_over, 1, true)) return false;
     p->bias = s->bias.layout;
     s->args.bias = tsr_buffer_data(&s->bias);
   }
   if (in->mask.x) {
     tsr_dtype dtype = form->mask_bits ? TSR_DTYPE_BIT : TSR_DTYPE_U8;
-    if (!make_pairs(s, &s->mask, dtype, &in->mask, form->mask_over, true)) return false;
+    if (!make_pairs(s, &s->mask, dtype, &in->mask, form->mask_over, 1, true)) return false;
     p->mask = s->mask.layout;
     s->args.mask = tsr_buffer_data(&s->mask);
   }
   if (in->block_mask.x) {
-    if (!make_pairs(s, &s->block_mask, TSR_DTYPE_U8, &in->block_mask, form->block_over, true))
+    if (!make_pairs(s, &s->block_mask, TSR_DTYPE_U8, &in->block_mask, form->block_over,
+                    form->block_k, true))
       return false;
     p->block_mask = s->block_mask.layout;
     p->block_q = form->block_q, p->block_k = form->block_k;
@@ -280,7 +291,8 @@ static bool make_inputs(tsr_setup *s) {
   if (in->sink.x && !float_vector(s, TSR_VECTOR_SINK, &in->sink, &s->args.sink)) return false;
   if (!(s->passes & TSR_PASS_BACKWARD)) return true;
   if (!make_side(s, &s->dout, true, form->heads_q, in->v.dim[3],
-                 s->dtype, pattern_of(form, form->layout_dout)))
+                 form->o_f32 && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype,
+                 pattern_of(form, form->layout_dout)))
     return false;
   scatter(s, &s->dout, true, &in->dout);
   p->dout = s->dout.layout;
@@ -322,7 +334,7 @@ static bool make_gradients(tsr_setup *s) {
   if (grads & TSR_GRAD_BIAS &&
       !make_pairs(s, &out[TSR_OUTPUT_DBIAS],
                   form->grad_f32 || s->dtype == TSR_DTYPE_F64 ? TSR_DTYPE_F32 : in->bias_dtype,
-                  &in->bias, form->bias_over, false))
+                  &in->bias, form->bias_over, 1, false))
     return false;
   if (grads & TSR_GRAD_SINK) {
     int64_t dim[4] = {1, form->heads_q, 1, 1};

@@ -66,15 +66,13 @@ static void reset_whole(tsr_setup *s, tsr_output which) {
   if (!initial->x) return;
   for (b = 0; b < buffer->dim[0]; ++b)
     for (h = 0; h < buffer->dim[1]; ++h)
-      for (i = 0; i < buffer->dim[2]; ++i) {
-        const double *from = tsr_dense_row(initial, b, h, i);
+      for (i = 0; i < buffer->dim[2]; ++i)
         for (j = 0; j < buffer->dim[3]; ++j) {
           bool used = which == TSR_OUTPUT_DSINK ||
-                      !isnan(tsr_dense_row(&s->in->bias, b, h, i)[j]);
+                      (j < initial->dim[3] && !isnan(tsr_dense_row(&s->in->bias, b, h, i)[j]));
           tsr_test_store(buffer->dtype, buffer->block.data, tsr_buffer_offset(buffer, b, h, i, j),
-                         used ? from[j] : 0);
+                         used ? tsr_dense_row(initial, b, h, i)[j] : 0);
         }
-      }
 }
 
 void tsr_setup_reset(tsr_setup *s) {
@@ -157,12 +155,28 @@ static bool gather_row(void *state, tsr_buffer *buffer, int64_t b, int64_t h, in
   return true;
 }
 
-static void gather_whole(tsr_buffer *buffer, tsr_dense *into) {
-  int64_t b, h, i;
-  for (b = 0; b < buffer->dim[0]; ++b)
-    for (h = 0; h < buffer->dim[1]; ++h)
-      for (i = 0; i < buffer->dim[2]; ++i)
-        tsr_buffer_read_row(buffer, b, h, i, tsr_dense_row(into, b, h, i));
+/* dbias, dsink: memory may have more keys than the case (the last page's rest), which must be zero. */
+static bool gather_whole(tsr_buffer *buffer, tsr_dense *into, char *why, size_t capacity) {
+  tsr_dense all;
+  int64_t b, h, i, j, wrong = -1;
+  if (!tsr_dense_create(&all, buffer->dim[0], buffer->dim[1], buffer->dim[2], buffer->dim[3])) {
+    snprintf(why, capacity, "out of memory");
+    return false;
+  }
+  for (b = 0; b < all.dim[0]; ++b)
+    for (h = 0; h < all.dim[1]; ++h)
+      for (i = 0; i < all.dim[2]; ++i) {
+        double *row = tsr_dense_row(&all, b, h, i);
+        tsr_buffer_read_row(buffer, b, h, i, row);
+        for (j = 0; j < all.dim[3]; ++j)
+          if (j < into->dim[3])
+            tsr_dense_row(into, b, h, i)[j] = row[j];
+          else if (row[j] != 0)
+            wrong = j;
+      }
+  tsr_dense_destroy(&all);
+  if (wrong >= 0) snprintf(why, capacity, "dbias: key %lld is past the end, not 0", (long long)wrong);
+  return wrong < 0;
 }
 
 static bool gather_one(tsr_setup *s, tsr_output which, tsr_dense *into, char *why,
@@ -173,7 +187,8 @@ static bool gather_one(tsr_setup *s, tsr_output which, tsr_dense *into, char *wh
   int64_t where = 0;
   bool whole = which == TSR_OUTPUT_DBIAS || which == TSR_OUTPUT_DSINK, ok;
   if (whole)
-    ok = tsr_dense_create(into, buffer->dim[0], buffer->dim[1], buffer->dim[2], buffer->dim[3]);
+    ok = tsr_dense_create(into, buffer->dim[0], buffer->dim[1], buffer->dim[2],
+                          which == TSR_OUTPUT_DBIAS ? s->in->bias.dim[3] : 1);
   else
     ok = tsr_dense_create(into, form->batch, buffer->dim[1],
                           is_keys(which) ? form->seq_k : form->seq_q, buffer->dim[3]);
@@ -181,10 +196,11 @@ static bool gather_one(tsr_setup *s, tsr_output which, tsr_dense *into, char *wh
     snprintf(why, capacity, "out of memory");
     return false;
   }
-  if (whole)
-    gather_whole(buffer, into);
-  else if (!visit_rows(s, which, gather_row, &g))
+  if (whole ? !gather_whole(buffer, into, why, capacity)
+            : !visit_rows(s, which, gather_row, &g)) {
+    tsr_dense_destroy(into);
     return false;
+  }
   if (tsr_buffer_gaps_intact(buffer, &where)) return true;
   snprintf(why, capacity, "%s: element %lld belongs to no row but was written",
            tsr_output_name(which), (long long)where);
