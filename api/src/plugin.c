@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Finding and opening plug-ins; see plugin.h.
-#define _GNU_SOURCE /* dladdr, RTLD_NODELETE */
+#define _GNU_SOURCE /* dladdr1, RTLD_NODELETE */
 #include "plugin.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,13 +18,14 @@ void tsri_plugin_default_folder(char path[TSRI_PATH_BYTES]) {
   static const char anchor = 0; /* an object of this library, whose file is asked for */
   char real[TSRI_PATH_BYTES];
   Dl_info info;
+  void *extra = NULL;
   path[0] = '\0';
-  if (!dladdr(&anchor, &info) || !info.dli_fname) return;
-  /* A bare name is what a program was called by: its folder is unknown, and the current one must
-   * not stand in for it. */
-  if (!strchr(info.dli_fname, '/') || !realpath(info.dli_fname, real)) return;
-  char *slash = strrchr(real, '/');
-  const size_t length = (size_t)(slash - real);
+  if (!dladdr1(&anchor, &info, &extra, RTLD_DL_LINKMAP) || !extra) return;
+  /* A library has the name it was loaded by. The program itself (the library is linked into it) has
+   * none, and what it was called by says nothing of where it is. */
+  const char *name = ((const struct link_map *)extra)->l_name;
+  if (!realpath(name && name[0] ? name : "/proc/self/exe", real)) return;
+  const size_t length = (size_t)(strrchr(real, '/') - real);
   if (length + sizeof folder > TSRI_PATH_BYTES) return;
   memcpy(path, real, length);
   memcpy(path + length, folder, sizeof folder);
