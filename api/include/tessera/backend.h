@@ -50,7 +50,8 @@ typedef enum tsr_feature {
   TSR_FEATURE_STRIDED_LAST = 1 << 22 /* the last stride of q, k, v, o or a gradient is not 1 */
 } tsr_feature;
 
-/* A valid problem with every default resolved: struct_size is this library's, passes is not 0, dim_v
+/* A valid problem with every default resolved, as one pass sees it: struct_size is this library's,
+ * passes is that one pass, tensors and flags that only the other pass uses are absent, dim_v
  * and scale are set, every present tensor has order STRIDED with its strides filled in and its
  * alignment set, index_dtype is I32 or I64, causal and window are merged into the window (causal:
  * right = min(right, 0); kind NONE only when no diagonal rule is left), seq_q and seq_k are upper
@@ -103,7 +104,9 @@ typedef struct tsr_backend {
   int32_t named_only; /* 1: only used when named */
 
   /* Looks for drivers and devices. SUCCESS with *state set, or NOT_FOUND with the reason why the
-   * backend is absent here, or another failure. detail receives what `info` prints. */
+   * backend is absent here, or another failure. INVALID_ARGUMENT with host->cpu_target set: no such
+   * target, the context is refused; OUT_OF_MEMORY refuses it too. detail receives what `info`
+   * prints. */
   tsr_status (*probe)(const tsr_host *host, void **state, tsr_reason *detail);
   /* Frees the state. */
   void (*close)(void *state);
@@ -121,6 +124,8 @@ typedef struct tsr_backend {
    * until plan_destroy. */
   tsr_status (*plan_create)(void *state, int32_t kernel, const tsr_resolved *problem, void **plan,
                             tsr_reason *reason);
+  /* Frees what plan_create made. Work of a run may still be enqueued on a device: device memory it
+   * uses is freed in stream order or kept by the state. */
   void (*plan_destroy)(void *state, void *plan);
   /* Runs the pass. Pointers are checked against the problem, workspace is present and large enough
    * on host devices; on others workspace may be NULL, then the backend allocates. */

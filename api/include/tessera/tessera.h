@@ -228,7 +228,8 @@ typedef struct tsr_context_options {
   void *log_user;
   const char *backend;     /* NULL, or the only backend that plans may use ("cpu", "reference") */
   const char *kernel;      /* NULL, or the only kernel that plans may use, as tsr_plan_info names it */
-  const char *plugin_path; /* NULL: <library's folder>/tessera; else folders separated by ':' */
+  const char *plugin_path; /* NULL: <library's folder>/tessera; else folders separated by ':', none
+                              of them in an empty string. Every *.so in them is opened, by name */
   const char *cpu_target;  /* NULL: best; else a Highway target name ("AVX2", "AVX3", "NEON") */
 } tsr_context_options;
 
@@ -238,7 +239,9 @@ typedef struct tsr_context_options {
  * options  NULL: all defaults. Copied; strings may be freed after the call.
  * The environment is read here and nowhere else: TSR_BACKEND, TSR_KERNEL, TSR_CPU_TARGET,
  * TSR_PLUGIN_PATH and TSR_LOG (comma-separated: error, info, plan). An option given in the problem
- * wins over the context's, which wins over the environment's.
+ * wins over the context's, which wins over the environment's; of a backend and a kernel that do not
+ * belong together, the one named by the weaker source gives way. Empty TSR_BACKEND, TSR_KERNEL and
+ * TSR_CPU_TARGET name nothing. A log function gets every line; TSR_LOG is for stderr.
  * Returns: SUCCESS; INVALID_ARGUMENT (struct_size, half an allocator, negative threads); NOT_FOUND
  * (a backend or target named does not exist); OUT_OF_MEMORY. A backend that cannot work here is no
  * failure: tsr_context_backend_info tells the reason.
@@ -310,8 +313,10 @@ typedef struct tsr_layout {
   tsr_dtype dtype; /* NONE: the tensor is absent */
   tsr_order order;
   int64_t stride[4]; /* in elements, non-negative. Inputs may use 0 to broadcast an axis; outputs
-                        may not address an element twice. Strides of TSR_DTYPE_BIT count bits: the
-                        last is 0 or 1, the others are multiples of 8. */
+                        may not address an element twice: sorted, each stride must pass the reach of
+                        the smaller ones. Strides of TSR_DTYPE_BIT count bits: the last is 0 or 1,
+                        the others are multiples of 8; dense rows start at whole bytes. Axes of
+                        length 1 may have any stride. */
   int64_t alignment; /* bytes that the pointer is a multiple of; 0: the element's size. A promise
                         that is checked at run time; 16 and a unit last stride unlock fast kernels. */
 } tsr_layout;
@@ -419,7 +424,7 @@ typedef struct tsr_problem {
    * the mask, and in the block mask. */
   tsr_causal causal;
   int32_t reserved0;     /* must be 0 */
-  int64_t diagonal;      /* offset d of the EXPLICIT kinds; else 0 */
+  int64_t diagonal;      /* offset d of the EXPLICIT kinds, -2^61 .. 2^61; else 0 */
   tsr_window window;
   int64_t prefix;        /* keys 0 .. prefix-1 are allowed whatever causal and window say */
   tsr_layout mask;       /* [B, Hq, Sq, Sk] U8 or BIT; strides of 0 broadcast */
@@ -512,8 +517,11 @@ TSR_API tsr_status tsr_plan_explain(const tsr_plan *plan, char *text, size_t cap
  * =============================================================================================*/
 
 /* All pointers of a run; one struct serves both passes. A pointer is required exactly when the
- * problem declares its tensor or array, and must be NULL otherwise: nothing given is ignored. All
- * memory lives on the plan's device, except where "host" is said. */
+ * problem declares its tensor or array and the pass uses it, and must be NULL otherwise: nothing given
+ * is ignored. Empty tensors may be NULL. All memory lives on the plan's device, except where "host" is
+ * said. An output may not share memory with any other tensor or the workspace; slices that interleave
+ * in one allocation without sharing an element are apart. What certainly overlaps is refused; layouts
+ * too irregular to be decided quickly are the caller's word. */
 typedef struct tsr_args {
   size_t struct_size; /* sizeof(tsr_args) */
 
@@ -532,7 +540,8 @@ typedef struct tsr_args {
   const void *page_table; /* [B, max_pages] */
 
   /* Dropout state: seed and offset by value (host), or two uint64 {seed, offset} in device memory
-   * when rng_state is not NULL (seed and offset must then be 0). */
+   * when rng_state is not NULL (seed and offset must then be 0). Without dropout rng_state must be
+   * NULL, and seed and offset may hold anything: no result depends on them. */
   uint64_t seed, offset;
   const uint64_t *rng_state;
 
@@ -583,7 +592,7 @@ typedef struct tsr_merge_problem {
   tsr_layout o_part;   /* of every part: [B, H, S, Dv] F32, F16 or BF16 */
   tsr_layout lse_part; /* [B, H, S] F32 */
   tsr_layout o;        /* result; F32, F16 or BF16; may be the memory and layout of one part */
-  tsr_layout lse;      /* result; dtype NONE if not wanted */
+  tsr_layout lse;      /* result; dtype NONE if not wanted; may likewise be that of one part */
 } tsr_merge_problem;
 
 /* Merges partial results. context NULL: the default. o_parts, lse_parts: host arrays of parts
