@@ -18,7 +18,7 @@ typedef struct check {
   const tsr_check_options *options;
   const tsr_case *row;
   tsr_case form; /* the row, with the options' determinism */
-  tsr_inputs in;
+  const tsr_inputs *in;
   tsr_results ref, naive;
   uint32_t passes;
   const char *backend, *kernel;
@@ -84,7 +84,7 @@ static tsr_check_record record_of(const check *c, tsr_pass pass) {
   r.kernel = c->kernel ? c->kernel : "";
   r.output = "";
   r.reason = "";
-  r.dtype = c->in.dtype;
+  r.dtype = c->in->dtype;
   r.pass = pass;
   return r;
 }
@@ -188,7 +188,7 @@ static void run_kernel(check *c, const char *kernel, bool quiet) {
   tsr_status status;
   tsr_plan_info info = {0};
   c->kernel = kernel;
-  if (!tsr_setup_create(&setup, &c->in, &c->form, c->in.dtype, c->passes, why, sizeof why)) {
+  if (!tsr_setup_create(&setup, c->in, &c->form, c->in->dtype, c->passes, why, sizeof why)) {
     emit_text(c, TSR_VERDICT_SKIPPED, why);
     return;
   }
@@ -225,34 +225,44 @@ static void run_backends(check *c) {
   }
 }
 
-/* One case in one dtype and set of passes. */
-static bool run_case(const tsr_check_options *options, const tsr_case *row, tsr_dtype dtype,
-                     char *message, size_t capacity) {
+bool tsr_check_inputs(const tsr_check_options *options, const tsr_inputs *in, char *message,
+                      size_t capacity) {
   char why[TEXT] = "out of memory";
+  const tsr_case *row = in->row;
   bool ok;
   check c = {0};
   c.options = options;
   c.row = row;
+  c.in = in;
   c.form = *row;
   c.passes = options->passes & TSR_PASS_BACKWARD ? TSR_PASS_FORWARD | TSR_PASS_BACKWARD
                                                  : TSR_PASS_FORWARD;
   if (options->determinism > c.form.determinism) c.form.determinism = options->determinism;
   if (row->forward_only && c.passes != TSR_PASS_FORWARD) return true;
-  if (!tsr_inputs_create(&c.in, row, dtype)) {
-    snprintf(message, capacity, "%s: %s", row->name, why);
-    return false;
-  }
-  ok = tsr_backends_truth(options->context, &c.in, TSR_TRUTH_REF64, c.passes, &c.ref, why,
+  ok = tsr_backends_truth(options->context, in, TSR_TRUTH_REF64, c.passes, &c.ref, why,
                           sizeof why) &&
-       tsr_backends_truth(options->context, &c.in, TSR_TRUTH_NAIVE, c.passes, &c.naive, why,
+       tsr_backends_truth(options->context, in, TSR_TRUTH_NAIVE, c.passes, &c.naive, why,
                           sizeof why);
   if (ok)
     run_backends(&c);
   else
-    snprintf(message, capacity, "%s %s: %s", row->name, tsr_check_dtype_name(dtype), why);
+    snprintf(message, capacity, "%s %s: %s", row->name, tsr_check_dtype_name(in->dtype), why);
   tsr_results_destroy(&c.ref);
   tsr_results_destroy(&c.naive);
-  tsr_inputs_destroy(&c.in);
+  return ok;
+}
+
+/* One case in one dtype. */
+static bool run_case(const tsr_check_options *options, const tsr_case *row, tsr_dtype dtype,
+                     char *message, size_t capacity) {
+  tsr_inputs in;
+  bool ok;
+  if (!tsr_inputs_create(&in, row, dtype)) {
+    snprintf(message, capacity, "%s: out of memory", row->name);
+    return false;
+  }
+  ok = tsr_check_inputs(options, &in, message, capacity);
+  tsr_inputs_destroy(&in);
   return ok;
 }
 

@@ -86,6 +86,11 @@ struct tsr_case;
 bool tsr_check_case(const tsr_check_options *options, const struct tsr_case *row, char *message,
                     size_t capacity);
 
+/* The same for inputs that exist already: real data, in one dtype. */
+struct tsr_inputs;
+bool tsr_check_inputs(const tsr_check_options *options, const struct tsr_inputs *inputs,
+                      char *message, size_t capacity);
+
 /* One line of text for a record: "FAIL cpu fwd_... case bf16 o max 1.2e-3/1.0e-3 ...". */
 void tsr_check_format(const tsr_check_record *record, char *text, size_t capacity);
 

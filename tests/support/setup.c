@@ -34,14 +34,16 @@ static place place_k(const tsr_setup *s, int64_t b, int64_t row) {
   return p;
 }
 
-/* Slot, padding and length of a sequence as this form lays it out. */
-static tsr_lengths lengths_of(const tsr_setup *s, bool queries, int64_t b) {
+tsr_lengths tsr_setup_lengths(const tsr_setup *s, bool queries, int64_t b) {
   const tsr_case *form = &s->form;
   tsr_lengths l = queries ? s->in->q_len[b] : s->in->k_len[b];
   const int64_t *left = queries ? form->left_q : form->left_k;
-  bool packed = queries ? form->packed_q : form->packed_k;
-  if (!left) l.left = 0;
-  if (!packed) l.slot = queries ? form->seq_q : form->seq_k;
+  const int64_t *slot = queries ? form->slot_q : form->slot_k;
+  l.left = left ? left[b] : 0;
+  if (!(queries ? form->packed_q : form->packed_k))
+    l.slot = queries ? form->seq_q : form->seq_k;
+  else
+    l.slot = slot ? slot[b] : l.left + l.len;
   return l;
 }
 
@@ -109,7 +111,7 @@ static bool side_vectors(tsr_setup *s, bool queries) {
   *(queries ? &s->begin_q : &s->begin_k) = begin;
   for (b = 0; b < form->batch; ++b) {
     begin[b] = next;
-    if (packed) next += lengths_of(s, queries, b).slot;
+    if (packed) next += tsr_setup_lengths(s, queries, b).slot;
   }
   begin[form->batch] = next;
   if (packed) {
@@ -148,7 +150,7 @@ static bool make_pages(tsr_setup *s) {
     order[other] = swap;
   }
   for (b = 0; b < form->batch; ++b) {
-    tsr_lengths l = lengths_of(s, false, b);
+    tsr_lengths l = tsr_setup_lengths(s, false, b);
     for (i = 0; i < s->columns; ++i) {
       int64_t *page = &s->page[b * s->columns + i];
       if (i * size >= l.left + l.len || (i + 1) * size <= l.left)
@@ -200,7 +202,7 @@ static bool make_side(tsr_setup *s, tsr_buffer *buffer, bool queries, int64_t he
 static void scatter(tsr_setup *s, tsr_buffer *buffer, bool queries, const tsr_dense *values) {
   int64_t b, h, i;
   for (b = 0; b < values->dim[0]; ++b) {
-    tsr_lengths l = lengths_of(s, queries, b);
+    tsr_lengths l = tsr_setup_lengths(s, queries, b);
     for (h = 0; h < values->dim[1]; ++h)
       for (i = 0; i < l.len; ++i) {
         place p = queries ? place_q(s, b, l.left + i) : place_k(s, b, l.left + i);

@@ -62,6 +62,9 @@ bool tsr_setup_create(tsr_setup *setup, const tsr_inputs *in, const tsr_case *fo
                       tsr_dtype dtype, uint32_t passes, char *why, size_t capacity);
 void tsr_setup_destroy(tsr_setup *setup);
 
+/* Slot, padding and length of sequence b as the form lays it out. */
+tsr_lengths tsr_setup_lengths(const tsr_setup *setup, bool queries, int64_t b);
+
 /* Results as dense arrays; x is NULL for outputs that were not asked for. */
 typedef struct tsr_results {
   tsr_dense out[TSR_OUTPUT_COUNT];

@@ -26,12 +26,9 @@ static bool visit_rows(tsr_setup *s, tsr_output which, visit_fn visit, void *sta
   bool keys = is_keys(which);
   bool packed = keys ? form->packed_k : form->packed_q;
   const int64_t *begin = keys ? s->begin_k : s->begin_q;
-  const int64_t *lefts = keys ? form->left_k : form->left_q;
-  int64_t b, h, r, seq = keys ? form->seq_k : form->seq_q;
+  int64_t b, h, r;
   for (b = 0; b < form->batch; ++b) {
-    tsr_lengths l = keys ? s->in->k_len[b] : s->in->q_len[b];
-    if (!lefts) l.left = 0;
-    if (!packed) l.slot = seq;
+    tsr_lengths l = tsr_setup_lengths(s, !keys, b);
     for (h = 0; h < buffer->dim[1]; ++h)
       for (r = 0; r < l.slot; ++r) {
         int64_t i = r >= l.left && r < l.left + l.len ? r - l.left : -1;

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every row of cases.def on every backend, forward and backward in one plan: dQ, dK, dV, dBias and
+// dSink against the accuracy contract. Backends without a backward pass refuse; coverage.def says who
+// may.
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+
+#include "conformance.h"
+
+ParameterizedTestParameters(backward, every_case) {
+  static int32_t groups[64];
+  int32_t i, count = tsr_check_group_count();
+  for (i = 0; i < count && i < 64; ++i) groups[i] = i;
+  return cr_make_param_array(int32_t, groups, (size_t)count);
+}
+
+ParameterizedTest(int32_t *group, backward, every_case) {
+  tsr_check_options options = {0};
+  options.passes = TSR_PASS_FORWARD | TSR_PASS_BACKWARD;
+  cr_assert_eq(conform_group(&options, tsr_check_group_name(*group)), 0);
+}
