@@ -149,16 +149,18 @@ class ForwardTask {
   }
 
   // Keys [key, key + n) of K or V: in place if they are float32 rows at one distance, else converted
-  // and packed into buffer.
+  // and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them would fall
+  // into at most four sets of L1.
   Operand operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
                   float *buffer) {
     const int64_t row = seq_.k.begin + key, count = static_cast<int64_t>(n);
     const int64_t *stride = layout.stride;
-    if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 &&
+    if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 && (stride[2] % 256 != 0 || n < 16) &&
         tsri_kv_run(&job_.pages, row, count) == count) {
       return {static_cast<const float *>(base) + tsri_kv_offset(&job_.pages, stride, b_, g_, row),
               stride[2]};
     }
+    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
     for (int64_t r = 0; r < count;) {
       const int64_t run = tsri_kv_run(&job_.pages, row + r, count - r);
       const int64_t at = tsri_kv_offset(&job_.pages, stride, b_, g_, row + r);
@@ -167,16 +169,16 @@ class ForwardTask {
           load_row_any(layout.dtype, base, at + static_cast<int64_t>(x) * stride[3], 1,
                        static_cast<size_t>(run), s_.lines);
           for (int64_t t = 0; t < run; ++t)
-            buffer[static_cast<size_t>(r + t) * dim + x] = s_.lines[t];
+            buffer[static_cast<size_t>(r + t) * ld + x] = s_.lines[t];
         }
       } else {
         for (int64_t t = 0; t < run; ++t)
           load_row_any(layout.dtype, base, at + t * stride[2], stride[3], dim,
-                       buffer + static_cast<size_t>(r + t) * dim);
+                       buffer + static_cast<size_t>(r + t) * ld);
       }
       r += run;
     }
-    return {buffer, static_cast<int64_t>(dim)};
+    return {buffer, static_cast<int64_t>(ld)};
   }
 
   // Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8

@@ -31,7 +31,7 @@ typedef struct tsri_cpu_scratch {
   float *q_t;            /* [dim_qk][rows], in blocks of rows */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
   float *s_t;            /* [keys + 8][block] scores, then probabilities */
-  float *k, *v;          /* [keys][dim] packed float32 */
+  float *k, *v;          /* [keys][packed ld] float32 */
   float *term, *bias;    /* [keys][block] mask as 0 and 1, and bias, transposed */
   float *lines;          /* [4][max(keys, dim)] rows on their way in or out */
   float *m, *l;          /* [rows] state of the recurrence */
@@ -54,6 +54,13 @@ typedef struct tsri_cpu_forward {
   int64_t scratch_bytes;
 } tsri_cpu_forward;
 
+/* Distance between packed rows of K or V, in floats: whole cache lines, and not a multiple of 512
+ * bytes, so that a column of keys spreads over the sets of L1. */
+TSRI_INLINE int64_t tsri_cpu_packed_ld(int64_t dim) {
+  const int64_t ld = (dim + 15) / 16 * 16;
+  return ld % 128 == 0 ? ld + 16 : ld;
+}
+
 /* Cuts a worker's block; with ws->base NULL it only counts. */
 TSRI_INLINE tsri_cpu_scratch tsri_cpu_scratch_take(tsri_workspace *ws, const tsr_problem *p,
                                                    const tsri_cpu_tiles *tiles) {
@@ -64,8 +71,8 @@ TSRI_INLINE tsri_cpu_scratch tsri_cpu_scratch_take(tsri_workspace *ws, const tsr
   s.q_t = (float *)tsri_workspace_take(ws, tiles->rows * p->dim_qk, f);
   s.o_t = (float *)tsri_workspace_take(ws, tiles->rows * p->dim_v, f);
   s.s_t = (float *)tsri_workspace_take(ws, (tiles->keys + 8) * block, f);
-  s.k = (float *)tsri_workspace_take(ws, tiles->keys * p->dim_qk, f);
-  s.v = (float *)tsri_workspace_take(ws, tiles->keys * p->dim_v, f);
+  s.k = (float *)tsri_workspace_take(ws, tiles->keys * tsri_cpu_packed_ld(p->dim_qk), f);
+  s.v = (float *)tsri_workspace_take(ws, tiles->keys * tsri_cpu_packed_ld(p->dim_v), f);
   s.term = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.bias = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.lines = (float *)tsri_workspace_take(ws, 4 * line, f);
