@@ -254,6 +254,19 @@ Test(gradients, used_and_left_padding) {
   rig.a.left_pad_q = rig_ints(&rig, (int32_t[]){1, 0}, 2);
   rig.a.used_k = rig_ints(&rig, (int32_t[]){3, 0}, 2);
   rig.a.left_pad_k = rig_ints(&rig, (int32_t[]){1, 2}, 2);
+  rig_backward(&rig);
+  for (int64_t h = 0; h < 4; h++)
+    for (int64_t d = 0; d < 3; d++) { /* sequence 0 uses row 1 of 3 */
+      cr_expect_eq(rig_get(&rig.p.dq, rig.dq, 0, h, 0, d), 0);
+      cr_expect_eq(rig_get(&rig.p.dq, rig.dq, 0, h, 2, d), 0);
+    }
+  for (int64_t h = 0; h < 2; h++)
+    for (int64_t j = 0; j < 5; j++) { /* sequence 0 uses keys 1 to 3, sequence 1 none */
+      if (j < 1 || j > 3) cr_expect_eq(rig_get(&rig.p.dk, rig.dk, 0, h, j, 0), 0);
+      if (j < 1 || j > 3) cr_expect_eq(rig_get(&rig.p.dv, rig.dv, 0, h, j, 0), 0);
+      cr_expect_eq(rig_get(&rig.p.dk, rig.dk, 1, h, j, 0), 0);
+      cr_expect_eq(rig_get(&rig.p.dv, rig.dv, 1, h, j, 0), 0);
+    }
   check_all(&rig);
 }
 

@@ -206,15 +206,14 @@ Test(random_problems, oracle_against_brute_force) {
 
 /* ----------------------------------------------------------------------------- the baselines */
 
-static double values(const ref_rig *rig, const tsr_layout *layout, const void *data, int64_t outer,
-                     int64_t heads, int64_t rows, int64_t dim, double *out) {
+static double values(const tsr_layout *layout, const void *data, int64_t outer, int64_t heads,
+                     int64_t rows, int64_t dim, double *out) {
   double most = 0;
   for (int64_t e = 0; e < outer * heads * rows * dim; e++) {
     const int64_t s = e / dim % rows, h = e / dim / rows % heads, b = e / dim / rows / heads;
     out[e] = rig_get(layout, data, b, h, s, e % dim);
     if (isfinite(out[e])) most = fmax(most, fabs(out[e]));
   }
-  (void)rig;
   return most;
 }
 
@@ -230,64 +229,108 @@ static void compare(uint64_t seed, const char *what, const double *x, const doub
     }
 }
 
+enum { MOST = 1 << 17 };
+
+typedef struct outputs {
+  double o[MOST], lse[MOST], max[MOST], dq[MOST], dk[MOST], dv[MOST], dbias[MOST];
+  double most[7];
+} outputs;
+
+static void gather_forward(const ref_rig *rig, outputs *out) {
+  const tsr_problem *p = &rig->p;
+  const int64_t n = rig->outer_q, rows = rig->rows_q;
+  out->most[0] = values(&p->o, rig->o, n, p->heads_q, rows, p->dim_v, out->o);
+  out->most[1] = values(&p->lse, rig->lse, n, p->heads_q, rows, 1, out->lse);
+  out->most[2] = values(&p->max_logit, rig->max_logit, n, p->heads_q, rows, 1, out->max);
+}
+
+static void compare_forward(const ref_rig *rig, uint64_t seed, double u, const outputs *x,
+                            const outputs *y) {
+  const tsr_problem *p = &rig->p;
+  const int64_t rows = rig->outer_q * p->heads_q * rig->rows_q;
+  compare(seed, "o", x->o, y->o, rows * p->dim_v, 16 * u * (1 + y->most[0]));
+  compare(seed, "lse", x->lse, y->lse, rows, 16 * u * (1 + y->most[1]));
+  compare(seed, "max_logit", x->max, y->max, rows, 16 * u * (1 + y->most[2]));
+}
+
+static void gather_backward(const ref_rig *rig, outputs *out) {
+  const tsr_problem *p = &rig->p;
+  const int64_t nq = rig->outer_q, nk = rig->outer_k, sq = rig->rows_q, sk = rig->rows_k;
+  out->most[3] = values(&p->dq, rig->dq, nq, p->heads_q, sq, p->dim_qk, out->dq);
+  out->most[4] = values(&p->dk, rig->dk, nk, p->heads_kv, sk, p->dim_qk, out->dk);
+  out->most[5] = values(&p->dv, rig->dv, nk, p->heads_kv, sk, p->dim_v, out->dv);
+  if (p->dbias.dtype)
+    out->most[6] =
+        values(&p->dbias, rig->dbias, p->batch, p->heads_q, p->seq_q, p->seq_k, out->dbias);
+}
+
+static void compare_backward(const ref_rig *rig, uint64_t seed, double u, const outputs *x,
+                             const outputs *y) {
+  const tsr_problem *p = &rig->p;
+  const int64_t nq = rig->outer_q * p->heads_q * rig->rows_q;
+  const int64_t nk = rig->outer_k * p->heads_kv * rig->rows_k;
+  compare(seed, "dq", x->dq, y->dq, nq * p->dim_qk, 64 * u * (1 + y->most[3]));
+  compare(seed, "dk", x->dk, y->dk, nk * p->dim_qk, 64 * u * (1 + y->most[4]));
+  compare(seed, "dv", x->dv, y->dv, nk * p->dim_v, 64 * u * (1 + y->most[5]));
+  if (p->dbias.dtype)
+    compare(seed, "dbias", x->dbias, y->dbias, p->batch * p->heads_q * p->seq_q * p->seq_k,
+            64 * u * (1 + y->most[6]));
+}
+
+/* The gradients of a problem whose forward tensors exist: the same inputs, new outputs. */
+static ref_rig gradients_of(const ref_rig *rig) {
+  ref_rig grad = *rig;
+  const tsr_args kept = rig->a;
+  grad.block_count = 0;
+  rig_want_gradients(&grad, 1);
+  rig_alloc(&grad);
+  grad.a.q = kept.q, grad.a.k = kept.k, grad.a.v = kept.v, grad.a.bias = kept.bias;
+  grad.a.sink = kept.sink, grad.a.alibi = kept.alibi;
+  return grad;
+}
+
+static void check_baseline(ref_rig *rig, uint64_t seed, const char *forward, const char *backward) {
+  static outputs x, y;
+  const double u = tsri_dtype_describe(rig->p.q.dtype).roundoff;
+  rig_run(rig, forward, 2);
+  gather_forward(rig, &x);
+  rig_run(rig, "fwd_any_rows__ref64", 2);
+  gather_forward(rig, &y);
+  compare_forward(rig, seed, u, &x, &y);
+  if (!rig->p.page_size) {
+    ref_rig grad = gradients_of(rig);
+    double sink[8];
+    rig_run(&grad, backward, 2);
+    gather_backward(&grad, &x);
+    for (int64_t h = 0; grad.p.dsink && h < grad.p.heads_q; h++) sink[h] = grad.dsink[h];
+    rig_run(&grad, "bwd_any_rows__ref64", 2);
+    gather_backward(&grad, &y);
+    compare_backward(&grad, seed, u, &x, &y);
+    for (int64_t h = 0; grad.p.dsink && h < grad.p.heads_q; h++)
+      cr_expect(fabs(sink[h] - (double)grad.dsink[h]) < 256 * u, "seed %d: dsink[%d] is %g, not %g",
+                (int)seed, (int)h, sink[h], (double)grad.dsink[h]);
+    rig_free(&grad);
+  }
+}
+
 static void baseline(tsr_dtype dtype, const char *forward, const char *backward, uint64_t seeds) {
-  const double u = tsri_dtype_describe(dtype).roundoff;
-  static double x[6][1 << 14], y[6][1 << 14];
   for (uint64_t seed = 0; seed < seeds; seed++) {
     random_case c = make(seed, dtype);
-    ref_rig *rig = &c.rig;
-    tsr_problem *p = &rig->p;
-    const int64_t oq = rig->outer_q, ok = rig->outer_k, sq = rig->rows_q, sk = rig->rows_k;
-    for (int pass = 0; pass < 2; pass++) {
-      double(*const out)[1 << 14] = pass ? y : x;
-      double most[6];
-      rig_run(rig, pass ? "fwd_any_rows__ref64" : forward, 2);
-      most[0] = values(rig, &p->o, rig->o, oq, p->heads_q, sq, p->dim_v, out[0]);
-      most[1] = values(rig, &p->lse, rig->lse, oq, p->heads_q, sq, 1, out[1]);
-      most[2] = values(rig, &p->max_logit, rig->max_logit, oq, p->heads_q, sq, 1, out[2]);
-      if (!pass) continue;
-      compare(seed, "o", x[0], y[0], oq * p->heads_q * sq * p->dim_v, 16 * u * (1 + most[0]));
-      compare(seed, "lse", x[1], y[1], oq * p->heads_q * sq, 16 * u * (1 + most[1]));
-      compare(seed, "max_logit", x[2], y[2], oq * p->heads_q * sq, 16 * u * (1 + most[2]));
-    }
-    if (!p->page_size) {
-      ref_rig grad = c.rig; /* shares what forward made; owns nothing more than the new outputs */
-      tsr_problem *g = &grad.p;
-      rig_want_gradients(&grad, 1);
-      if (g->dbias.dtype) g->dbias.dtype = TSR_DTYPE_F32;
-      {
-        tsr_args kept = grad.a;
-        grad.block_count = 0;
-        g->dq.dtype = g->dk.dtype = g->dv.dtype = g->dout.dtype = dtype;
-        rig_alloc(&grad);
-        grad.a.q = kept.q, grad.a.k = kept.k, grad.a.v = kept.v, grad.a.bias = kept.bias;
-        grad.a.sink = kept.sink, grad.a.alibi = kept.alibi;
-      }
-      for (int pass = 0; pass < 2; pass++) {
-        double(*const out)[1 << 14] = pass ? y : x;
-        double most[4];
-        rig_run(&grad, pass ? "bwd_any_rows__ref64" : backward, 2);
-        most[0] = values(&grad, &g->dq, grad.dq, oq, p->heads_q, sq, p->dim_qk, out[0]);
-        most[1] = values(&grad, &g->dk, grad.dk, ok, p->heads_kv, sk, p->dim_qk, out[1]);
-        most[2] = values(&grad, &g->dv, grad.dv, ok, p->heads_kv, sk, p->dim_v, out[2]);
-        most[3] = 0;
-        if (g->dbias.dtype)
-          most[3] = values(&grad, &g->dbias, grad.dbias, p->batch, p->heads_q, p->seq_q, p->seq_k,
-                           out[3]);
-        for (int64_t h = 0; g->dsink && h < p->heads_q; h++) out[4][h] = grad.dsink[h];
-        if (!pass) continue;
-        compare(seed, "dq", x[0], y[0], oq * p->heads_q * sq * p->dim_qk, 64 * u * (1 + most[0]));
-        compare(seed, "dk", x[1], y[1], ok * p->heads_kv * sk * p->dim_qk, 64 * u * (1 + most[1]));
-        compare(seed, "dv", x[2], y[2], ok * p->heads_kv * sk * p->dim_v, 64 * u * (1 + most[2]));
-        if (g->dbias.dtype)
-          compare(seed, "dbias", x[3], y[3], p->batch * p->heads_q * p->seq_q * p->seq_k,
-                  64 * u * (1 + most[3]));
-        if (g->dsink) compare(seed, "dsink", x[4], y[4], p->heads_q, 256 * u);
-      }
-      rig_free(&grad);
-    }
+    check_baseline(&c.rig, seed, forward, backward);
     rig_free(&c.rig);
   }
+}
+
+/* Longer than every block that products are cut into: rows 64, depth 128, head dimension too. */
+Test(random_problems, baseline_across_blocks) {
+  ref_rig rig;
+  rig_init(&rig, 1, 2, 1, 131, 259, 197, 70);
+  rig.p.q.dtype = rig.p.k.dtype = rig.p.v.dtype = rig.p.o.dtype = TSR_DTYPE_F32;
+  rig.p.scale = 0.07f;
+  rig.p.softcap = 3;
+  rig_alloc(&rig);
+  check_baseline(&rig, 0, "fwd_f32_full__naive", "bwd_f32_full__naive");
+  rig_free(&rig);
 }
 
 Test(random_problems, baseline_of_float32) {
