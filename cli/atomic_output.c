@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Temporary files, flush, rename and roll back for output files (see atomic_output.h).
+#define _GNU_SOURCE
 #include "atomic_output.h"
 
 #include <errno.h>

@@ -233,8 +233,8 @@ static bool read_preamble(const byte_source* source, uint64_t* start, size_t* le
 bool npy_read(file_tensor* tensor, const byte_source* source, bool void2_is_bf16,
               cli_message* message) {
   *tensor = (file_tensor){.dtype = FILE_F32};
-  uint64_t start;
-  size_t length;
+  uint64_t start = 0;
+  size_t length = 0;
   if (!read_preamble(source, &start, &length, message)) return false;
   char* text = malloc(length + 1);
   if (text == NULL) return cli_fail_memory(message, length + 1);

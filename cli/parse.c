@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Option values and the wrapper around argp (see parse.h).
+#define _GNU_SOURCE
 #include "parse.h"
 
 #include <errno.h>

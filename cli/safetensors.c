@@ -196,7 +196,7 @@ static bool read_header_length(const byte_source* source, size_t* length, cli_me
 
 bool safetensors_parse(safetensors_file* file, const byte_source* source, cli_message* message) {
   *file = (safetensors_file){.data_start = 0};
-  size_t length;
+  size_t length = 0;
   if (!read_header_length(source, &length, message)) return false;
   char* text = malloc(length);
   if (text == NULL) return cli_fail_memory(message, length);

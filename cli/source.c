@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Byte sources: opening with the checks every input file gets, and complete positional reads.
+#define _GNU_SOURCE
 #include "source.h"
 
 #include <errno.h>

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// One benchmark: a dense problem with random inputs is checked against the oracle, then timed.
+//
+// Protocol (README.md): the result is checked first; warm-up; `repeats` samples, each of as many
+// calls as fill `sample_seconds`; median, extremes and quartiles of the time per call. Workspace is
+// allocated beforehand; caches are warm, as far as the data fits.
+#ifndef TESSERA_BENCH_BENCH_ATTENTION_H_
+#define TESSERA_BENCH_BENCH_ATTENTION_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tessera/tessera.h>
+
+#include "probe.h"
+#include "tensors.h"
+
+// Sees a checked result: O and LSE of the library (standard false) or O of standard attention.
+typedef void (*bench_inspect)(void* user, bool standard, const bench_tensor* o,
+                              const bench_tensor* lse);
+
+typedef struct bench_request {
+  tsr_context* context;
+  tsr_problem problem;    // sizes, scores and masks, layouts of q, k, v, o (dense, either order)
+  tsr_pass pass;
+  uint64_t seed;          // of the inputs, and of dropout
+  int warmup, repeats;
+  double sample_seconds;
+  bool check;
+  bool standard;          // also time standard attention on the same inputs
+  int threads;            // 0: all
+  const bench_tensor *q, *k, *v;  // inputs, dense [B, H, S, D]; NULL: random ones from the seed
+  bench_inspect inspect;          // may be NULL
+  void* user;
+} bench_request;
+
+enum { BENCH_SAMPLES_MAX = 1000 };
+
+typedef struct bench_times {
+  double median, least, most, lower_quartile, upper_quartile;  // seconds per call
+  int samples;
+  int64_t calls_per_sample;
+} bench_times;
+
+typedef struct bench_record {
+  tsr_problem problem;
+  tsr_pass pass;
+  uint64_t seed;
+  char backend[64], kernel[128];
+  int64_t tile_q, tile_k;
+  double flops, bytes, estimate;  // as the plan predicts
+  size_t workspace;
+  bench_times times;
+  double clock_before, clock_after;  // Hz; 0 unknown
+  const char* check;       // "whole result", "sampled rows", "one head", "not checked"
+  double max_error, rms_error, ratio;  // worst output; ratio: error over the contract's bound
+  bool standard;
+  bench_times standard_times;
+  double standard_bytes;
+} bench_record;
+
+typedef enum bench_status {
+  BENCH_OK = 0,
+  BENCH_REFUSED = 1,  // the library refused the problem, or it cannot be benchmarked
+  BENCH_WRONG = 2,    // the result broke its bound; nothing was timed
+  BENCH_FAILED = 3    // memory or device
+} bench_status;
+
+// message receives one line unless the status is BENCH_OK.
+bench_status bench_attention(const bench_request* request, bench_record* record, char* message,
+                             size_t capacity);
+
+// Seconds of the roofline, and the share of it that the median reached.
+double bench_roofline_seconds(const bench_record* record, const bench_probe* probe);
+
+#endif  // TESSERA_BENCH_BENCH_ATTENTION_H_

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Probes (see probe.h). Twelve independent accumulators hide the latency of a fused multiply-add on
+// every core in use (latency 4, two per cycle: eight are needed). This file is compiled with
+// contraction of a * x + y allowed, which the library's own sources are not.
+#define _GNU_SOURCE
+#include "probe.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+double bench_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int ascending(const void* a, const void* b) {
+  double x = *(const double*)a, y = *(const double*)b;
+  return x < y ? -1 : x > y;
+}
+
+enum { kSamples = 5, kChains = 12 };
+
+typedef double (*fma_fn)(int64_t rounds);
+
+// x and y keep every chain near y / (1 - x): no overflow, no denormals.
+#define DEFINE_FMA(name, bytes, attribute)                                               \
+  attribute static double name(int64_t rounds) {                                         \
+    typedef float vec __attribute__((vector_size(bytes)));                               \
+    enum { kLanes = (bytes) / 4 };                                                       \
+    volatile float seed = 0.5f;                                                          \
+    vec x, y, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11;                          \
+    for (int i = 0; i < kLanes; ++i) {                                                   \
+      float s = seed + (float)i;                                                         \
+      x[i] = seed + 0.4f;                                                                \
+      y[i] = seed;                                                                       \
+      a0[i] = s, a1[i] = s + 1, a2[i] = s + 2, a3[i] = s + 3, a4[i] = s + 4;             \
+      a5[i] = s + 5, a6[i] = s + 6, a7[i] = s + 7, a8[i] = s + 8, a9[i] = s + 9;         \
+      a10[i] = s + 10, a11[i] = s + 11;                                                  \
+    }                                                                                    \
+    for (int64_t r = 0; r < rounds; ++r) {                                               \
+      a0 = a0 * x + y, a1 = a1 * x + y, a2 = a2 * x + y, a3 = a3 * x + y;                \
+      a4 = a4 * x + y, a5 = a5 * x + y, a6 = a6 * x + y, a7 = a7 * x + y;                \
+      a8 = a8 * x + y, a9 = a9 * x + y, a10 = a10 * x + y, a11 = a11 * x + y;            \
+    }                                                                                    \
+    vec sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;               \
+    volatile float sink = sum[0];                                                        \
+    (void)sink;                                                                          \
+    return (double)rounds * kChains * kLanes * 2;                                        \
+  }
+
+#if defined(__x86_64__)
+DEFINE_FMA(fma_512, 64, __attribute__((target("avx512f,avx2,fma"))))
+DEFINE_FMA(fma_256, 32, __attribute__((target("avx2,fma"))))
+#endif
+DEFINE_FMA(fma_128, 16, )
+
+static fma_fn pick_fma(const char** isa) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) {
+    *isa = "512-bit FMA";
+    return fma_512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    *isa = "256-bit FMA";
+    return fma_256;
+  }
+  *isa = "128-bit multiply and add";
+#else
+  *isa = "128-bit FMA";
+#endif
+  return fma_128;
+}
+
+static double measure_flops(fma_fn fma, int threads) {
+  int64_t rounds = 1 << 16;
+  double begin = bench_now();
+  fma(rounds);
+  double once = bench_now() - begin;
+  rounds = (int64_t)((double)rounds * 0.04 / (once > 1e-6 ? once : 1e-6)) + 1;
+  double rate[kSamples];
+  for (int s = 0; s < kSamples; ++s) {
+    double flops = 0;
+    begin = bench_now();
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    flops += fma(rounds);
+    rate[s] = flops / (bench_now() - begin);
+  }
+  qsort(rate, kSamples, sizeof rate[0], ascending);
+  return rate[kSamples / 2];
+}
+
+// Sum of a block as 64-bit integers in eight chains: loads, not additions, are the limit.
+static uint64_t sum_block(const uint64_t* data, int64_t count) {
+  uint64_t s[8] = {0};
+  for (int64_t i = 0; i < count; i += 8) {
+    for (int k = 0; k < 8; ++k) s[k] += data[i + k];
+  }
+  return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+}
+
+// Reads an array far larger than any cache, or an eighth of memory if that is less.
+static double measure_read(int threads, int64_t* bytes) {
+  int64_t size = (int64_t)1 << 29;
+  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
+  *bytes = size;
+  uint64_t* data = aligned_alloc(4096, (size_t)size);
+  if (data == NULL) return 0;
+  int64_t chunk = size / 8 / threads / 8 * 8;
+#pragma omp parallel num_threads(threads)
+  memset(data + chunk * omp_get_thread_num(), 1, (size_t)chunk * 8);
+  double rate[kSamples];
+  uint64_t total = 0;
+  for (int s = 0; s < kSamples; ++s) {
+    double begin = bench_now();
+#pragma omp parallel num_threads(threads) reduction(+ : total)
+    total += sum_block(data + chunk * omp_get_thread_num(), chunk);
+    rate[s] = (double)chunk * 8 * threads / (bench_now() - begin);
+  }
+  volatile uint64_t sink = total;
+  (void)sink;
+  free(data);
+  qsort(rate, kSamples, sizeof rate[0], ascending);
+  return rate[kSamples / 2];
+}
+
+// A chain of dependent register additions takes one cycle each; additions of a constant would not,
+// because newer cores fold them away when they rename registers.
+double bench_probe_clock(void) {
+#if defined(__x86_64__) || defined(__aarch64__)
+  double best = 0;
+  for (int s = 0; s < 3; ++s) {
+    int64_t rounds = 200000;
+    uint64_t value = 1;
+    double begin = bench_now();
+    for (int64_t r = 0; r < rounds; ++r) {
+#if defined(__x86_64__)
+      __asm__ volatile(".rept 16\n\tadd %0, %0\n\t.endr" : "+r"(value));
+#else
+      __asm__ volatile(".rept 16\n\tadd %0, %0, %0\n\t.endr" : "+r"(value));
+#endif
+    }
+    double hz = (double)rounds * 16 / (bench_now() - begin);
+    if (hz > best) best = hz;
+  }
+  return best;
+#else
+  return 0;
+#endif
+}
+
+void bench_probe_run(bench_probe* probe, int threads) {
+  *probe = (bench_probe){.threads = threads > 0 ? threads : omp_get_max_threads()};
+  fma_fn fma = pick_fma(&probe->isa);
+  probe->clock_hz = bench_probe_clock();
+  probe->flops_f32 = measure_flops(fma, probe->threads);
+  probe->read_bytes = measure_read(probe->threads, &probe->read_array);
+}

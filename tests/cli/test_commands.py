@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""info, explain, check, bench and demo: what they print, as text and as JSON, and their statuses."""
+import os
+import shutil
+import unittest
+
+from harness import CAPTURE, CliTest
+
+
+class Commands(CliTest):
+    def test_help_and_version(self):
+        self.assertIn("explain", self.good("--help"))
+        self.assertRegex(self.good("--version"), r"^tessera \d+\.\d+\.\d+\n$")
+        for command in ("info", "run", "demo", "explain", "check", "bench"):
+            self.assertIn("--json", self.good(command, "--help"))
+
+    def test_info(self):
+        info = self.good_json("info", "--json")
+        backends = {b["name"]: b for b in info["backends"]}
+        self.assertTrue(backends["reference"]["named_only"])
+        self.assertTrue(backends["reference"]["kernels"])
+        for backend in backends.values():
+            self.assertEqual(backend["available"], backend["reason"] == "")
+        self.assertGreater(info["machine"]["threads"], 0)
+        self.assertTrue(any(d["kind"] == "host" for d in info["devices"]))
+        text = self.good("info", "--kernels")
+        for name, backend in backends.items():
+            self.assertIn(name, text)
+            for kernel in backend["kernels"]:
+                self.assertIn(kernel, text)
+
+    def test_explain(self):
+        text = self.good("explain", "--b", "2", "--hq", "8", "--hkv", "2", "--sq", "100", "--d", "80",
+                         "--dtype", "bf16", "--causal", "bottom-right", "--with", "lse,bias,sink")
+        for word in ("bfloat16", "causal", "bias", "sink"):
+            self.assertIn(word, text)
+        plan = self.good_json("explain", "--json")
+        self.assertTrue(plan["planned"])
+        self.assertGreater(len(plan["text"]), 2)
+        self.good("explain", "--sq", "1", "--sk", "4096", "--page-size", "16")
+        self.good("explain", "--pass", "both", "--backend", "reference")
+        self.refused("explain", "--with", "magic", words=["--with", "magic", "bias"])
+        self.refused("explain", "--sq", "1,2", words=["--sq"])
+        self.refused("explain", "--hq", "8", "--hkv", "3", words=["heads_kv"])
+        self.refused("explain", "--d", "100000", words=["dim_qk"])
+
+    def test_explain_says_why_not(self):
+        done = self.run_cli("explain", "--dtype", "f64")
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stderr.count(b"\n"), 1)
+        self.assertIn(b"float64", done.stdout + done.stderr)
+
+    def test_check(self):
+        lines = self.good_json_lines("check", "--group", "basic", "--quick", "--json")
+        self.assertIn("reference", {line["backend"] for line in lines})
+        for line in lines:
+            self.assertEqual(line["verdict"], "ok")
+            self.assertGreater(line["passed"], 0)
+            self.assertLessEqual(line["worst_error_over_bound"], 1)
+        text = self.good("check", "--group", "causal", "--dtype", "bf16")
+        self.assertEqual(len(text.splitlines()), len(lines))
+
+    def test_check_fails_when_bounds_are_broken(self):
+        done = self.run_cli("check", "--group", "basic", "--quick", "--scale-bound", "0")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count(b"\n"), 1)
+        self.assertIn(b"broke their bounds", done.stderr)
+        self.assertIn(b"FAIL", done.stdout)
+        self.refused("check", "--scale-bound", "-1", words=["--scale-bound"])
+        self.refused("check", "--group", "nothing", words=["--group", "basic"])
+        self.refused("check", "--backend", "abacus", words=["abacus"])
+        self.refused("check", "--case", "no such case", words=["no case"])
+
+    def test_bench(self):
+        arguments = ("bench", "--hq", "4", "--hkv", "2", "--sq", "64,96", "--d", "32", "--causal",
+                     "bottom-right", "--repeats", "3", "--sample-seconds", "0.001", "--standard")
+        records = self.good_json_lines(*arguments, "--json")
+        self.assertEqual([r["problem"]["seq_q"] for r in records], [64, 96])
+        for r in records:
+            times = r["seconds"]
+            self.assertTrue(0 < times["min"] <= times["median"] <= times["max"])
+            self.assertEqual(times["samples"], 3)
+            self.assertEqual(r["check"]["extent"], "whole result")
+            self.assertLessEqual(r["check"]["error_over_bound"], 1)
+            self.assertGreater(r["probe"]["fma_flops_f32"], 0)
+            self.assertGreater(r["standard_attention"]["seconds"]["median"], 0)
+            self.assertGreater(r["bytes_predicted"], 0)
+        self.assertIn("roofline", self.good(*arguments))
+        large = self.good_json("bench", "--hq", "2", "--sq", "2048", "--d", "256", "--dtype", "f16",
+                               "--window", "300,0,bottom-right", "--repeats", "1", "--sample-seconds",
+                               "0.001", "--layout", "bshd", "--sk", "3000", "--json", "--hkv", "1")
+        self.assertEqual(large["check"]["extent"], "sampled rows")
+        unchecked = self.good_json("bench", "--sq", "64", "--repeats", "1", "--no-check", "--json",
+                                   "--sample-seconds", "0.001")
+        self.assertEqual(unchecked["check"]["extent"], "not checked")
+
+    def test_bench_backward(self):
+        r = self.good_json("bench", "--backend", "reference", "--pass", "backward", "--sq", "24",
+                           "--hq", "4", "--hkv", "2", "--d", "16", "--repeats", "1",
+                           "--sample-seconds", "0.001", "--json")
+        self.assertEqual(r["pass"], "backward")
+        self.assertLessEqual(r["check"]["error_over_bound"], 1)
+
+    def test_bench_refusals(self):
+        for arguments, words in ((("--sq", "0"), ["no rows"]),
+                                 (("--repeats", "0"), ["--repeats"]),
+                                 (("--sample-seconds", "0"), ["--sample-seconds"]),
+                                 (("--plot", "x.png"), ["--plot", ".svg"]),
+                                 (("--sq", "1,2,x"), ["--sq"])):
+            with self.subTest(arguments):
+                done = self.run_cli("bench", "--json", *arguments)
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(done.stderr.count(b"\n"), 1)
+                for word in words:
+                    self.assertIn(word, done.stderr.decode())
+
+    def test_plot(self):
+        arguments = ("bench", "--hq", "2", "--sq", "32,64", "--d", "16", "--repeats", "2",
+                     "--sample-seconds", "0.001", "--plot", "speed.svg")
+        self.refused(*arguments, words=["gnuplot"], env={"PATH": self.folder})
+        self.assertFalse(os.path.exists(self.path("speed.svg")))
+        if shutil.which("gnuplot") is None:
+            return
+        self.good(*arguments)
+        self.assertIn(b"<svg", self.read("speed.svg")[:400])
+        self.assertEqual(os.listdir(self.folder), ["speed.svg"])
+
+    def test_demo(self):
+        records = self.good_json_lines("demo", CAPTURE, "--json", "--repeats", "1")
+        layers = {r["layer"] for r in records}
+        self.assertGreaterEqual(len(layers), 4)
+        for backend in {r["backend"] for r in records}:
+            self.assertEqual({r["layer"] for r in records if r["backend"] == backend}, layers)
+        for r in records:
+            self.assertTrue(r["correct"])
+            self.assertLessEqual(r["check"]["error_over_bound"], 1)
+            self.assertLessEqual(r["stored_error_over_bound"], 1)
+        text = self.good("demo", CAPTURE, "--repeats", "1", "--backend", "reference")
+        self.assertIn("smollm2", text)
+        self.assertIn("standard attention", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
