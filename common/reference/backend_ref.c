@@ -15,6 +15,8 @@
 #define REF_FLOPS_F64 2.0e9 /* per thread and second */
 #define REF_FLOPS_F32 8.0e9
 #define REF_BANDWIDTH 1.0e10
+/* Multiply-adds below which one thread does everything. */
+#define REF_SMALL 131072.0
 /* Added to a baseline's seconds so that it never wins by being quick. */
 #define REF_BASELINE_SECONDS 1.0e6
 
@@ -226,14 +228,20 @@ static void ref_plan_destroy(void *state, void *plan) {
 
 /* ------------------------------------------------------------------------------------- running */
 
-/* Calls task for every index: by the caller's runner, else by OpenMP, else (inside a parallel
- * region) on this thread alone. */
-static int run_phase(const ref_state *s, void (*task)(void *, int64_t, int32_t), void *arg,
-                     int64_t count) {
+/* Whether waking threads would take longer than the work: below some tens of microseconds. */
+static int is_small(const tsr_problem *p) {
+  const double pairs = (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k;
+  return pairs * (double)(p->dim_qk + p->dim_v) < REF_SMALL;
+}
+
+/* Calls task for every index: by the caller's runner, else by OpenMP, else (for little work, or
+ * inside a parallel region) on this thread alone. */
+static int run_phase(const ref_state *s, const tsr_problem *p,
+                     void (*task)(void *, int64_t, int32_t), void *arg, int64_t count) {
   int64_t index;
   if (count < 1) return 0;
   if (s->host->runner) return s->host->runner->run(s->host->runner->user, task, arg, count);
-  if (omp_in_parallel() || s->threads == 1 || count == 1) {
+  if (omp_in_parallel() || s->threads == 1 || count == 1 || is_small(p)) {
     for (index = 0; index < count; index++) task(arg, index, 0);
     return 0;
   }
@@ -251,7 +259,7 @@ static tsr_status ref_run(void *state, void *plan, const tsr_args *args, tsr_rea
                      planned->kernel->memory(planned->problem));
   for (n = 0; n < planned->kernel->phase_count; n++) {
     const tsri_ref_phase *phase = &planned->kernel->phases[n];
-    const int failed = run_phase(s, phase->task, &call, phase->count(&call));
+    const int failed = run_phase(s, call.p, phase->task, &call, phase->count(&call));
     if (failed) {
       snprintf(reason->text, sizeof reason->text, "the runner returned %d", failed);
       return TSR_STATUS_INTERNAL;

@@ -318,23 +318,39 @@ Test(promises, accumulate_adds_and_leaves_padding) {
   rig_free(&sum);
 }
 
-/* The number of threads changes no bit. */
+/* The number of threads changes no bit. Large enough for the backend to use them. */
 Test(promises, threads) {
-  ref_rig one = usual(), four = usual();
-  int64_t e;
-  rig_want_gradients(&one, 1);
-  rig_want_gradients(&four, 1);
-  rig_alloc(&one);
-  rig_alloc(&four);
-  rig_run(&one, "fwd_any_rows__ref64", 1);
-  rig_run(&four, "fwd_any_rows__ref64", 4);
-  rig_run(&one, "bwd_any_rows__ref64", 1);
-  rig_run(&four, "bwd_any_rows__ref64", 4);
-  for (e = 0; e < 48; e++) cr_expect_eq(one.o[e], four.o[e]);
-  for (e = 0; e < 72; e++) cr_expect_eq(one.dq[e], four.dq[e]);
-  for (e = 0; e < 60; e++) cr_expect_eq(one.dk[e], four.dk[e]);
-  rig_free(&one);
-  rig_free(&four);
+  static const char *const kernels[2][2] = {{"fwd_any_rows__ref64", "bwd_any_rows__ref64"},
+                                            {"fwd_f32_full__naive", "bwd_f32_full__naive"}};
+  for (int n = 0; n < 2; n++) {
+    ref_rig rig[2];
+    int64_t e;
+    for (int t = 0; t < 2; t++) {
+      const tsr_dtype dtype = n ? TSR_DTYPE_F32 : TSR_DTYPE_F64;
+      rig_init(&rig[t], 2, 4, 2, 70, 70, 8, 8);
+      rig[t].p.q.dtype = rig[t].p.k.dtype = rig[t].p.v.dtype = rig[t].p.o.dtype = dtype;
+      rig[t].p.bias.dtype = TSR_DTYPE_F32;
+      rig[t].p.bias.order = TSR_ORDER_STRIDED;
+      rig[t].p.bias.stride[2] = 70, rig[t].p.bias.stride[3] = 1;
+      rig[t].p.sink = 1;
+      rig_want_gradients(&rig[t], 1);
+      rig_alloc(&rig[t]);
+      rig_run(&rig[t], kernels[n][0], t ? 4 : 1);
+      rig_run(&rig[t], kernels[n][1], t ? 4 : 1);
+    }
+    for (e = 0; e < 2 * 4 * 70 * 8; e++) {
+      const tsr_dtype dtype = rig[0].p.q.dtype;
+      cr_assert_eq(tsri_load_f64(dtype, rig[0].o, e), tsri_load_f64(dtype, rig[1].o, e));
+      cr_assert_eq(tsri_load_f64(dtype, rig[0].dq, e), tsri_load_f64(dtype, rig[1].dq, e));
+      if (e >= 2 * 2 * 70 * 8) continue;
+      cr_assert_eq(tsri_load_f64(dtype, rig[0].dk, e), tsri_load_f64(dtype, rig[1].dk, e));
+      cr_assert_eq(tsri_load_f64(dtype, rig[0].dv, e), tsri_load_f64(dtype, rig[1].dv, e));
+    }
+    for (e = 0; e < 70 * 70; e++) cr_assert_eq(rig[0].dbias[e], rig[1].dbias[e]);
+    for (e = 0; e < 4; e++) cr_assert_eq(rig[0].dsink[e], rig[1].dsink[e]);
+    rig_free(&rig[0]);
+    rig_free(&rig[1]);
+  }
 }
 
 Test(promises, no_batch_writes_zero_sums) {
