@@ -75,13 +75,12 @@ static void ds_task(void *arg, int64_t index, int32_t worker) {
   for (i = rows.i0; i < rows.i1; i++) {
     const int64_t at = tsri_naive_at(&p, rows.bh, i, 0);
     const int empty = values[i] == -INFINITY;
-    float d = 0;
+    float d;
     tsri_naive_load(&p, at, sk, prob);
     tsri_naive_load(&ds, at, sk, grad);
-    for (j = 0; j < sk; j++) {
-      grad[j] *= tsri_naive_keep(head, i, j);
-      d += prob[j] * grad[j];
-    }
+    if (problem->dropout > 0)
+      for (j = 0; j < sk; j++) grad[j] *= tsri_naive_keep(head, i, j);
+    d = tsri_naive_dot(prob, grad, sk);
     if (wanted(&problem->dlse))
       d -= call->a->dlse[tsri_row_offset(problem->dlse.stride, head->b, head->h,
                                          head->seq.q.begin + i)];

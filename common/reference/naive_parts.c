@@ -11,7 +11,7 @@
 #include "common/bias.h"
 #include "common/score.h"
 
-enum { MR = 4 };
+enum { MR = 4, PARTS = 16 };
 
 tsr_dtype tsri_naive_dtype(const tsr_resolved *r) {
   return tsri_dtype_needs_scale(r->p.q.dtype) ? r->p.o.dtype : r->p.q.dtype;
@@ -106,6 +106,33 @@ void tsri_naive_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t
   } while (t < k);
 }
 
+static float fold(float *lane) {
+  int width, e;
+  for (width = PARTS / 2; width > 0; width /= 2)
+    for (e = 0; e < width; e++) lane[e] += lane[e + width];
+  return lane[0];
+}
+
+float tsri_naive_sum(const float *x, int64_t n) {
+  float lane[PARTS] = {0};
+  int64_t i;
+  int e;
+  for (i = 0; i + PARTS <= n; i += PARTS)
+    for (e = 0; e < PARTS; e++) lane[e] += x[i + e];
+  for (e = 0; i < n; i++, e++) lane[e] += x[i];
+  return fold(lane);
+}
+
+float tsri_naive_dot(const float *x, const float *y, int64_t n) {
+  float lane[PARTS] = {0};
+  int64_t i;
+  int e;
+  for (i = 0; i + PARTS <= n; i += PARTS)
+    for (e = 0; e < PARTS; e++) lane[e] += x[i + e] * y[i + e];
+  for (e = 0; i < n; i++, e++) lane[e] += x[i] * y[i];
+  return fold(lane);
+}
+
 /* -------------------------------------------------------------------------------------- panels */
 
 void tsri_naive_pack(const tsri_ref_input *in, int64_t b, int64_t h, const tsri_span *span,
@@ -196,10 +223,8 @@ void tsri_naive_softmax_row(const tsri_ref_head *head, const tsri_naive_matrix *
   *max = m;
   *lse = top;
   if (top != -INFINITY) {
-    for (j = 0; j < sk; j++) {
-      weights[j] = weights[j] == -INFINITY ? 0 : expf(weights[j] - top);
-      sum += weights[j];
-    }
+    for (j = 0; j < sk; j++) weights[j] = weights[j] == -INFINITY ? 0 : expf(weights[j] - top);
+    sum = tsri_naive_sum(weights, sk);
     if (problem->sink) sum += expf(sink - top);
     *lse = top + logf(sum);
   }

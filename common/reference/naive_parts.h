@@ -37,6 +37,10 @@ void tsri_naive_store(const tsri_naive_matrix *m, int64_t at, int64_t n, const f
 void tsri_naive_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                         const float *b, int64_t ldb, float *c, int64_t ldc, int add);
 
+/* Sum of n numbers, or of x[i] * y[i], in sixteen interleaved partial sums as vector code does. */
+float tsri_naive_sum(const float *x, int64_t n);
+float tsri_naive_dot(const float *x, const float *y, int64_t n);
+
 /* Rows [r0, r0 + rows) of a sequence's used part into panel[rows][ld], zero up to ld. */
 void tsri_naive_pack(const tsri_ref_input *in, int64_t b, int64_t h, const tsri_span *span,
                      int64_t r0, int64_t rows, float *panel, int64_t ld);
