@@ -15,7 +15,7 @@ static tsr_status failed(tsr_status status, const char *backend, const char *wha
 }
 
 static tsr_status run_pass(const tsr_plan *plan, tsr_pass pass, const tsr_args *given) {
-  const tsri_planned *planned;
+  const tsri_planned *planned = NULL;
   tsr_args args;
   tsr_reason reason;
   TSRI_FORWARD(tsri_plan_pass(plan, pass, &planned));

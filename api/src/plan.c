@@ -84,7 +84,7 @@ tsr_status tsri_plan_pass(const tsr_plan *plan, tsr_pass pass, const tsri_planne
 }
 
 tsr_status tsr_plan_workspace_size(const tsr_plan *plan, tsr_pass pass, size_t *bytes) {
-  const tsri_planned *planned;
+  const tsri_planned *planned = NULL;
   TSRI_INVALID_IF(!bytes, "bytes: found NULL, accepted a pointer to a size_t");
   TSRI_FORWARD(tsri_plan_pass(plan, pass, &planned));
   *bytes = planned->choice.estimate.workspace;
@@ -93,7 +93,7 @@ tsr_status tsr_plan_workspace_size(const tsr_plan *plan, tsr_pass pass, size_t *
 
 tsr_status tsr_plan_describe(const tsr_plan *plan, tsr_pass pass, tsr_plan_info *info) {
   tsr_plan_info ours = TSR_PLAN_INFO_INIT;
-  const tsri_planned *planned;
+  const tsri_planned *planned = NULL;
   TSRI_FORWARD(tsri_check_out_struct(info, sizeof ours, "tsr_plan_info"));
   TSRI_FORWARD(tsri_plan_pass(plan, pass, &planned));
   const tsri_choice *c = &planned->choice;
