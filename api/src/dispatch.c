@@ -161,7 +161,7 @@ static int pass_is_named(const tsri_selection *selection, tsr_pass pass) {
   return selection->kernel[0] && (selection->kernel_passes & (uint32_t)pass);
 }
 
-static void log_choice(const tsr_context *context, const tsri_selection *selection,
+void tsri_dispatch_log(const tsr_context *context, const tsri_selection *selection,
                        const tsr_resolved *problem, const tsri_choice *choice) {
   char list[TSRI_MESSAGE_BYTES / 2];
   if (!tsri_log_wants(&context->log, TSR_LOG_PLAN)) return;
@@ -198,7 +198,6 @@ tsr_status tsri_dispatch(const tsr_context *context, const tsri_selection *selec
       out->estimate = estimate;
     }
   }
-  log_choice(context, selection, problem, out);
   if (out->backend) return TSR_STATUS_SUCCESS;
   char list[TSRI_MESSAGE_BYTES - 256];
   tsri_text text = tsri_text_over(list, sizeof list);

@@ -43,6 +43,10 @@ const char *tsri_backend_refusal(const tsr_context *context, const tsri_selectio
 tsr_status tsri_dispatch(const tsr_context *context, const tsri_selection *selection,
                          const tsr_resolved *problem, tsri_choice *out);
 
+/* Writes the choice (backend NULL: none) and every refusal to the log as one line of level PLAN. */
+void tsri_dispatch_log(const tsr_context *context, const tsri_selection *selection,
+                       const tsr_resolved *problem, const tsri_choice *choice);
+
 /* Appends one line per candidate that was not chosen: refused and why, or ranked lower. chosen
  * NULL: none was. separator: between lines. */
 void tsri_dispatch_list(const tsr_context *context, const tsri_selection *selection,

@@ -31,7 +31,10 @@ tsr_status tsri_plan_prepare(const tsr_context *context, tsr_device device,
 static tsr_status create_pass(const tsr_plan *plan, tsri_planned *planned) {
   tsr_reason reason;
   memset(&reason, 0, sizeof reason);
-  TSRI_FORWARD(tsri_dispatch(plan->context, &plan->selection, &planned->problem, &planned->choice));
+  const tsr_status chosen =
+      tsri_dispatch(plan->context, &plan->selection, &planned->problem, &planned->choice);
+  tsri_dispatch_log(plan->context, &plan->selection, &planned->problem, &planned->choice);
+  TSRI_FORWARD(chosen);
   const tsri_choice *c = &planned->choice;
   const tsr_status status = c->backend->vtable.plan_create(
       c->backend->state, c->kernel, &planned->problem, &planned->plan, &reason);
