@@ -22,8 +22,9 @@
   } while (0)
 
 static inline void oracle_check_message(const cli_message* message) {
-  size_t n = strnlen(message->text, sizeof message->text);
-  ORACLE(n > 0 && n < sizeof message->text);
+  const char* end = memchr(message->text, 0, sizeof message->text);
+  ORACLE(end != NULL && end != message->text);
+  size_t n = (size_t)(end - message->text);
   for (size_t i = 0; i < n; ++i) {
     ORACLE((unsigned char)message->text[i] >= 0x20 && message->text[i] != 0x7f);
   }
