@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-void accuracy_add(accuracy_sum* sum, const double* x, const double* reference, int64_t n) {
+void accuracy_add(accuracy_sum *sum, const double *x, const double *reference, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     double error = fabs(x[i] - reference[i]);
     if (x[i] == reference[i] || (isnan(x[i]) && isnan(reference[i]))) error = 0;
@@ -24,13 +24,15 @@ static double rms(double square, int64_t count) {
   return count > 0 ? sqrt(square / (double)count) : 0;
 }
 
-double accuracy_rms_error(const accuracy_sum* sum) { return rms(sum->square_error, sum->count); }
+double accuracy_rms_error(const accuracy_sum *sum) {
+  return rms(sum->square_error, sum->count);
+}
 
-double accuracy_rms_reference(const accuracy_sum* sum) {
+double accuracy_rms_reference(const accuracy_sum *sum) {
   return rms(sum->square_reference, sum->count);
 }
 
-accuracy_bound accuracy_bound_of(tsr_dtype dtype, bool logarithm, const accuracy_sum* naive) {
+accuracy_bound accuracy_bound_of(tsr_dtype dtype, bool logarithm, const accuracy_sum *naive) {
   double u = dtype == TSR_DTYPE_F32   ? 0x1p-24
              : dtype == TSR_DTYPE_F64 ? 0x1p-53
              : dtype == TSR_DTYPE_F16 ? 0x1p-11
@@ -50,7 +52,7 @@ static double over(double error, double bound) {
   return error <= 0 ? 0 : bound > 0 ? error / bound : (double)INFINITY;
 }
 
-double accuracy_ratio(const accuracy_sum* sum, accuracy_bound bound) {
+double accuracy_ratio(const accuracy_sum *sum, accuracy_bound bound) {
   return fmax(over(sum->max_error, bound.max), over(accuracy_rms_error(sum), bound.rms));
 }
 
@@ -63,10 +65,10 @@ static double f16_value(uint16_t h) {
   return (h & 0x8000) != 0 ? -value : value;
 }
 
-double accuracy_load(tsr_dtype dtype, const void* data, int64_t i) {
-  if (dtype == TSR_DTYPE_F64) return ((const double*)data)[i];
-  if (dtype == TSR_DTYPE_F32) return (double)((const float*)data)[i];
-  uint16_t h = ((const uint16_t*)data)[i];
+double accuracy_load(tsr_dtype dtype, const void *data, int64_t i) {
+  if (dtype == TSR_DTYPE_F64) return ((const double *)data)[i];
+  if (dtype == TSR_DTYPE_F32) return (double)((const float *)data)[i];
+  uint16_t h = ((const uint16_t *)data)[i];
   if (dtype == TSR_DTYPE_F16) return f16_value(h);
   uint32_t wide = (uint32_t)h << 16;
   float value;
@@ -90,11 +92,19 @@ static uint16_t narrow(double x, int bits, int bias) {
   return sign | (code >= infinite ? infinite : (uint16_t)code);
 }
 
-void accuracy_store(tsr_dtype dtype, void* data, int64_t i, double value) {
+void accuracy_store(tsr_dtype dtype, void *data, int64_t i, double value) {
   switch (dtype) {
-    case TSR_DTYPE_F64: ((double*)data)[i] = value; break;
-    case TSR_DTYPE_F32: ((float*)data)[i] = (float)value; break;
-    case TSR_DTYPE_F16: ((uint16_t*)data)[i] = narrow(value, 10, 15); break;
-    default: ((uint16_t*)data)[i] = narrow(value, 7, 127); break;
+    case TSR_DTYPE_F64:
+      ((double *)data)[i] = value;
+      break;
+    case TSR_DTYPE_F32:
+      ((float *)data)[i] = (float)value;
+      break;
+    case TSR_DTYPE_F16:
+      ((uint16_t *)data)[i] = narrow(value, 10, 15);
+      break;
+    default:
+      ((uint16_t *)data)[i] = narrow(value, 7, 127);
+      break;
   }
 }

@@ -14,19 +14,19 @@
 #include "tensors.h"
 
 typedef struct bench_run {
-  const bench_request* request;
+  const bench_request *request;
   tsr_problem problem;  // with layouts of every tensor
   bench_tensor q, k, v, o, lse, dout, dq, dk, dv;
   tsr_args args;
-  tsr_plan* plan;
-  void* workspace;
-  char* message;
+  tsr_plan *plan;
+  void *workspace;
+  char *message;
   size_t capacity;
 } bench_run;
 
-static bench_status refuse(bench_run* run, bench_status status, const char* format, ...)
+static bench_status refuse(bench_run *run, bench_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-static bench_status refuse(bench_run* run, bench_status status, const char* format, ...) {
+static bench_status refuse(bench_run *run, bench_status status, const char *format, ...) {
   va_list args;
   va_start(args, format);
   vsnprintf(run->message, run->capacity, format, args);
@@ -34,7 +34,7 @@ static bench_status refuse(bench_run* run, bench_status status, const char* form
   return status;
 }
 
-static bench_status library_error(bench_run* run, tsr_status status) {
+static bench_status library_error(bench_run *run, tsr_status status) {
   bool refused = status == TSR_STATUS_INVALID_ARGUMENT || status == TSR_STATUS_NOT_SUPPORTED ||
                  status == TSR_STATUS_NOT_FOUND;
   return refuse(run, refused ? BENCH_REFUSED : BENCH_FAILED, "%s: %s", tsr_status_string(status),
@@ -42,7 +42,7 @@ static bench_status library_error(bench_run* run, tsr_status status) {
 }
 
 // A caller's tensor is copied, so that all memory is aligned and placed alike.
-static bool create_input(bench_tensor* tensor, const bench_tensor* given, const tsr_layout* layout,
+static bool create_input(bench_tensor *tensor, const bench_tensor *given, const tsr_layout *layout,
                          uint64_t seed, uint64_t stream, int64_t b, int64_t h, int64_t s,
                          int64_t d) {
   if (!bench_tensor_create(tensor, layout->dtype, layout->order, b, h, s, d)) return false;
@@ -54,11 +54,11 @@ static bool create_input(bench_tensor* tensor, const bench_tensor* given, const 
   return true;
 }
 
-static bool create_tensors(bench_run* run) {
-  const tsr_problem* p = &run->problem;
+static bool create_tensors(bench_run *run) {
+  const tsr_problem *p = &run->problem;
   int64_t B = p->batch, H = p->heads_q, G = p->heads_kv, S = p->seq_q, K = p->seq_k;
   int64_t D = p->dim_qk, V = p->dim_v > 0 ? p->dim_v : D;
-  const bench_request* r = run->request;
+  const bench_request *r = run->request;
   bool ok = create_input(&run->q, r->q, &p->q, r->seed, 0, B, H, S, D) &&
             create_input(&run->k, r->k, &p->k, r->seed, 1, B, G, K, D) &&
             create_input(&run->v, r->v, &p->v, r->seed, 2, B, G, K, V) &&
@@ -74,21 +74,25 @@ static bool create_tensors(bench_run* run) {
   return ok;
 }
 
-static void free_run(bench_run* run) {
-  bench_tensor* all[] = {&run->q,    &run->k,  &run->v,  &run->o, &run->lse,
+static void free_run(bench_run *run) {
+  bench_tensor *all[] = {&run->q,    &run->k,  &run->v,  &run->o, &run->lse,
                          &run->dout, &run->dq, &run->dk, &run->dv};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) bench_tensor_destroy(all[i]);
   free(run->workspace);
   tsr_plan_destroy(run->plan);
 }
 
-static void set_pointers(bench_run* run) {
-  tsr_problem* p = &run->problem;
+static void set_pointers(bench_run *run) {
+  tsr_problem *p = &run->problem;
   bool backward = run->request->pass == TSR_PASS_BACKWARD;
   p->passes = TSR_PASS_FORWARD | (backward ? TSR_PASS_BACKWARD : 0);
   p->lse = (tsr_layout){.dtype = TSR_DTYPE_F32, .order = TSR_ORDER_BHSD, .alignment = 64};
-  run->args = (tsr_args){.struct_size = sizeof run->args, .q = run->q.data, .k = run->k.data,
-                         .v = run->v.data, .o = run->o.data, .lse = run->lse.data};
+  run->args = (tsr_args){.struct_size = sizeof run->args,
+                         .q = run->q.data,
+                         .k = run->k.data,
+                         .v = run->v.data,
+                         .o = run->o.data,
+                         .lse = run->lse.data};
   if (p->dropout > 0) run->args.seed = run->request->seed;
   if (!backward) return;
   p->dout = p->o;
@@ -98,7 +102,7 @@ static void set_pointers(bench_run* run) {
 }
 
 // A backward run takes other pointers than a forward run of the same plan.
-static tsr_status run_pass(bench_run* run, tsr_pass pass) {
+static tsr_status run_pass(bench_run *run, tsr_pass pass) {
   tsr_args args = run->args;
   if (pass == TSR_PASS_BACKWARD) {
     args.dout = run->dout.data;
@@ -114,7 +118,7 @@ static tsr_status run_pass(bench_run* run, tsr_pass pass) {
   return pass == TSR_PASS_BACKWARD ? tsr_backward(run->plan, &args) : tsr_forward(run->plan, &args);
 }
 
-static bench_status make_plan(bench_run* run, bench_record* record) {
+static bench_status make_plan(bench_run *run, bench_record *record) {
   const tsr_device host = {TSR_DEVICE_HOST, 0};
   tsr_status status = tsr_plan_create(&run->plan, run->request->context, host, &run->problem);
   if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
@@ -139,7 +143,7 @@ static bench_status make_plan(bench_run* run, bench_record* record) {
   return BENCH_OK;
 }
 
-static bench_status check(bench_run* run, bench_record* record) {
+static bench_status check(bench_run *run, bench_record *record) {
   tsr_status status = run_pass(run, TSR_PASS_FORWARD);
   bool backward = run->request->pass == TSR_PASS_BACKWARD;
   if (status == TSR_STATUS_SUCCESS && backward) status = run_pass(run, TSR_PASS_BACKWARD);
@@ -148,10 +152,18 @@ static bench_status check(bench_run* run, bench_record* record) {
     run->request->inspect(run->request->user, false, &run->o, &run->lse);
   }
   if (!run->request->check) return BENCH_OK;
-  oracle_run oracle = {.context = run->request->context, .problem = &run->request->problem,
-                       .seed = run->request->seed, .q = &run->q, .k = &run->k, .v = &run->v,
-                       .o = &run->o, .lse = &run->lse, .dout = &run->dout, .dq = &run->dq,
-                       .dk = &run->dk, .dv = &run->dv};
+  oracle_run oracle = {.context = run->request->context,
+                       .problem = &run->request->problem,
+                       .seed = run->request->seed,
+                       .q = &run->q,
+                       .k = &run->k,
+                       .v = &run->v,
+                       .o = &run->o,
+                       .lse = &run->lse,
+                       .dout = &run->dout,
+                       .dq = &run->dq,
+                       .dk = &run->dk,
+                       .dv = &run->dv};
   oracle_result result;
   if (!oracle_check(&oracle, run->request->pass, &result, run->message, run->capacity)) {
     return BENCH_FAILED;
@@ -161,19 +173,21 @@ static bench_status check(bench_run* run, bench_record* record) {
   record->rms_error = result.rms_error;
   record->ratio = result.ratio;
   if (result.ratio <= 1.0) return BENCH_OK;
-  return refuse(run, BENCH_WRONG, "%s: %s is wrong (%s: max error %.3g, RMS %.3g, %.3g times the "
-                "bound); not timed", record->kernel, result.worst, result.extent, result.max_error,
-                result.rms_error, result.ratio);
+  return refuse(run, BENCH_WRONG,
+                "%s: %s is wrong (%s: max error %.3g, RMS %.3g, %.3g times the "
+                "bound); not timed",
+                record->kernel, result.worst, result.extent, result.max_error, result.rms_error,
+                result.ratio);
 }
 
-static int ascending(const void* a, const void* b) {
-  double x = *(const double*)a, y = *(const double*)b;
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
 }
 
 // Times calls of `once`; returns false when a call fails.
-static bool time_calls(bool (*once)(void*), void* user, const bench_request* request,
-                       bench_times* times) {
+static bool time_calls(bool (*once)(void *), void *user, const bench_request *request,
+                       bench_times *times) {
   double sample[BENCH_SAMPLES_MAX];
   int n = request->repeats < BENCH_SAMPLES_MAX ? request->repeats : BENCH_SAMPLES_MAX;
   double begin = bench_now(), once_seconds = 0;
@@ -206,19 +220,19 @@ static bool time_calls(bool (*once)(void*), void* user, const bench_request* req
   return true;
 }
 
-static bool once_library(void* user) {
-  bench_run* run = user;
+static bool once_library(void *user) {
+  bench_run *run = user;
   return run_pass(run, run->request->pass) == TSR_STATUS_SUCCESS;
 }
 
-static bool once_standard(void* user) {
+static bool once_standard(void *user) {
   standard_run(user);
   return true;
 }
 
 // Standard attention on the same inputs; it overwrites O.
-static bench_status time_standard(bench_run* run, bench_record* record) {
-  const tsr_problem* p = &run->request->problem;
+static bench_status time_standard(bench_run *run, bench_record *record) {
+  const tsr_problem *p = &run->request->problem;
   if (run->request->pass != TSR_PASS_FORWARD || p->dropout > 0 || p->prefix > 0 || p->sink != 0 ||
       p->alibi != TSR_ALIBI_NONE || p->o.dtype != p->q.dtype || p->q.dtype == TSR_DTYPE_F64) {
     return refuse(run, BENCH_REFUSED,
@@ -227,14 +241,24 @@ static bench_status time_standard(bench_run* run, bench_record* record) {
   }
   bool corner = p->causal == TSR_CAUSAL_BOTTOM_RIGHT || p->window.kind == TSR_WINDOW_BOTTOM_RIGHT;
   bool windowed = p->window.kind != TSR_WINDOW_NONE;
-  standard_problem s = {
-      .batch = p->batch, .heads_q = p->heads_q, .heads_kv = p->heads_kv, .seq_q = p->seq_q,
-      .seq_k = p->seq_k, .dim_qk = p->dim_qk, .dim_v = run->v.shape[3], .dtype = p->q.dtype,
-      .q = run->q.data, .k = run->k.data, .v = run->v.data, .o = run->o.data,
-      .scale = p->scale != 0 ? p->scale : (float)(1.0 / sqrt((double)p->dim_qk)),
-      .softcap = p->softcap, .diagonal = corner ? p->seq_k - p->seq_q : p->diagonal,
-      .left = windowed ? p->window.left : TSR_UNBOUNDED,
-      .right = windowed ? p->window.right : TSR_UNBOUNDED, .threads = run->request->threads};
+  standard_problem s = {.batch = p->batch,
+                        .heads_q = p->heads_q,
+                        .heads_kv = p->heads_kv,
+                        .seq_q = p->seq_q,
+                        .seq_k = p->seq_k,
+                        .dim_qk = p->dim_qk,
+                        .dim_v = run->v.shape[3],
+                        .dtype = p->q.dtype,
+                        .q = run->q.data,
+                        .k = run->k.data,
+                        .v = run->v.data,
+                        .o = run->o.data,
+                        .scale = p->scale != 0 ? p->scale : (float)(1.0 / sqrt((double)p->dim_qk)),
+                        .softcap = p->softcap,
+                        .diagonal = corner ? p->seq_k - p->seq_q : p->diagonal,
+                        .left = windowed ? p->window.left : TSR_UNBOUNDED,
+                        .right = windowed ? p->window.right : TSR_UNBOUNDED,
+                        .threads = run->request->threads};
   if (p->causal != TSR_CAUSAL_NONE && s.right > 0) s.right = 0;
   memcpy(s.q_stride, run->q.stride, sizeof s.q_stride);
   memcpy(s.k_stride, run->k.stride, sizeof s.k_stride);
@@ -245,7 +269,7 @@ static bench_status time_standard(bench_run* run, bench_record* record) {
   int threads[2] = {s.threads, 1};
   for (int i = 0; i < 2; ++i) {
     s.threads = threads[i];
-    standard_state* state = standard_create(&s);
+    standard_state *state = standard_create(&s);
     if (state == NULL) return refuse(run, BENCH_FAILED, "out of memory: standard attention");
     bench_times times;
     time_calls(once_standard, state, run->request, &times);
@@ -261,12 +285,14 @@ static bench_status time_standard(bench_run* run, bench_record* record) {
   return BENCH_OK;
 }
 
-bench_status bench_attention(const bench_request* request, bench_record* record, char* message,
+bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity) {
-  bench_run run = {.request = request, .problem = request->problem, .message = message,
-                   .capacity = capacity};
-  *record = (bench_record){.problem = request->problem, .pass = request->pass,
-                           .seed = request->seed, .check = "not checked"};
+  bench_run run = {
+      .request = request, .problem = request->problem, .message = message, .capacity = capacity};
+  *record = (bench_record){.problem = request->problem,
+                           .pass = request->pass,
+                           .seed = request->seed,
+                           .check = "not checked"};
   bench_status status = BENCH_OK;
   set_pointers(&run);
   if (!create_tensors(&run)) status = refuse(&run, BENCH_FAILED, "out of memory: tensors");
@@ -285,7 +311,7 @@ bench_status bench_attention(const bench_request* request, bench_record* record,
   return status;
 }
 
-double bench_roofline_seconds(const bench_record* record, const bench_probe* probe) {
+double bench_roofline_seconds(const bench_record *record, const bench_probe *probe) {
   double compute = probe->flops_f32 > 0 ? record->flops / probe->flops_f32 : 0;
   double memory = probe->read_bytes > 0 ? record->bytes / probe->read_bytes : 0;
   return compute > memory ? compute : memory;

@@ -17,22 +17,22 @@
 #include "tensors.h"
 
 // Sees a checked result: O and LSE of the library (standard false) or O of standard attention.
-typedef void (*bench_inspect)(void* user, bool standard, const bench_tensor* o,
-                              const bench_tensor* lse);
+typedef void (*bench_inspect)(void *user, bool standard, const bench_tensor *o,
+                              const bench_tensor *lse);
 
 typedef struct bench_request {
-  tsr_context* context;
-  tsr_problem problem;    // sizes, scores and masks, layouts of q, k, v, o (dense, either order)
+  tsr_context *context;
+  tsr_problem problem;  // sizes, scores and masks, layouts of q, k, v, o (dense, either order)
   tsr_pass pass;
-  uint64_t seed;          // of the inputs, and of dropout
+  uint64_t seed;  // of the inputs, and of dropout
   int warmup, repeats;
   double sample_seconds;
   bool check;
-  bool standard;          // also time standard attention on the same inputs
-  int threads;            // 0: all
+  bool standard;                  // also time standard attention on the same inputs
+  int threads;                    // 0: all
   const bench_tensor *q, *k, *v;  // inputs, dense [B, H, S, D]; NULL: random ones from the seed
   bench_inspect inspect;          // may be NULL
-  void* user;
+  void *user;
 } bench_request;
 
 enum { BENCH_SAMPLES_MAX = 1000 };
@@ -52,8 +52,8 @@ typedef struct bench_record {
   double flops, bytes, estimate;  // as the plan predicts
   size_t workspace;
   bench_times times;
-  double clock_before, clock_after;  // Hz; 0 unknown
-  const char* check;       // "whole result", "sampled rows", "one head", "not checked"
+  double clock_before, clock_after;    // Hz; 0 unknown
+  const char *check;                   // "whole result", "sampled rows", "one head", "not checked"
   double max_error, rms_error, ratio;  // worst output; ratio: error over the contract's bound
   bool standard;
   bench_times standard_times;
@@ -68,10 +68,10 @@ typedef enum bench_status {
 } bench_status;
 
 // message receives one line unless the status is BENCH_OK.
-bench_status bench_attention(const bench_request* request, bench_record* record, char* message,
+bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity);
 
 // Seconds of the roofline, and the share of it that the median reached.
-double bench_roofline_seconds(const bench_record* record, const bench_probe* probe);
+double bench_roofline_seconds(const bench_record *record, const bench_probe *probe);
 
 #endif  // TESSERA_BENCH_BENCH_ATTENTION_H_

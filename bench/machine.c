@@ -10,8 +10,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-static bool read_line(const char* path, char* text, size_t capacity) {
-  FILE* file = fopen(path, "r");
+static bool read_line(const char *path, char *text, size_t capacity) {
+  FILE *file = fopen(path, "r");
   if (file == NULL) return false;
   bool ok = fgets(text, (int)capacity, file) != NULL;
   fclose(file);
@@ -19,13 +19,13 @@ static bool read_line(const char* path, char* text, size_t capacity) {
   return ok;
 }
 
-static void read_cpu_name(char* out, size_t capacity) {
+static void read_cpu_name(char *out, size_t capacity) {
   snprintf(out, capacity, "unknown processor");
-  FILE* file = fopen("/proc/cpuinfo", "r");
+  FILE *file = fopen("/proc/cpuinfo", "r");
   if (file == NULL) return;
   char line[512];
   while (fgets(line, sizeof line, file) != NULL) {
-    char* colon = strchr(line, ':');
+    char *colon = strchr(line, ':');
     if (strncmp(line, "model name", 10) != 0 || colon == NULL) continue;
     line[strcspn(line, "\n")] = 0;
     snprintf(out, capacity, "%.100s", colon + 1 + strspn(colon + 1, " "));
@@ -35,7 +35,7 @@ static void read_cpu_name(char* out, size_t capacity) {
 }
 
 // Sizes stand as "48K"; the data or unified cache of each level of the first processor.
-static void read_caches(bench_machine* machine) {
+static void read_caches(bench_machine *machine) {
   for (int i = 0; i < 8; ++i) {
     char path[128], level[16], type[32], size[32];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", i);
@@ -44,18 +44,18 @@ static void read_caches(bench_machine* machine) {
     if (!read_line(path, type, sizeof type) || strcmp(type, "Instruction") == 0) continue;
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", i);
     if (!read_line(path, size, sizeof size)) continue;
-    char* unit;
+    char *unit;
     double bytes = strtod(size, &unit);
     if (*unit == 'K') bytes *= 1024.0;
     if (*unit == 'M') bytes *= 1024.0 * 1024.0;
-    double* slot = level[0] == '1' ? &machine->l1d_bytes
+    double *slot = level[0] == '1'   ? &machine->l1d_bytes
                    : level[0] == '2' ? &machine->l2_bytes
                                      : &machine->l3_bytes;
     *slot = bytes;
   }
 }
 
-void bench_machine_read(bench_machine* machine) {
+void bench_machine_read(bench_machine *machine) {
   *machine = (bench_machine){.threads = 1};
   read_cpu_name(machine->cpu, sizeof machine->cpu);
   struct utsname name;
@@ -81,7 +81,7 @@ void bench_machine_read(bench_machine* machine) {
   read_caches(machine);
 }
 
-json_t* bench_machine_json(const bench_machine* m) {
+json_t *bench_machine_json(const bench_machine *m) {
   return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:f, s:f, s:f}", "cpu", m->cpu,
                    "architecture", m->architecture, "linux", m->kernel_version, "compiler",
                    m->compiler, "governor", m->governor, "threads", m->threads, "l1d_bytes",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts about the machine that belong to every record: processor, threads, caches, memory, compiler.
-// Read from the operating system; what it does not say is 0 or "unknown".
+// Facts about the machine that belong to every record: processor, threads, caches, memory,
+// compiler. Read from the operating system; what it does not say is 0 or "unknown".
 #ifndef TESSERA_BENCH_MACHINE_H_
 #define TESSERA_BENCH_MACHINE_H_
 
@@ -17,7 +17,7 @@ typedef struct bench_machine {
   double l1d_bytes, l2_bytes, l3_bytes, memory_bytes;
 } bench_machine;
 
-void bench_machine_read(bench_machine* machine);
-json_t* bench_machine_json(const bench_machine* machine);
+void bench_machine_read(bench_machine *machine);
+json_t *bench_machine_json(const bench_machine *machine);
 
 #endif  // TESSERA_BENCH_MACHINE_H_

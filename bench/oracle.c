@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block-wise comparison with the oracle (see oracle.h). A block is one KV head with its query heads,
-// or a few rows of one query head; its problem is the original one with an explicit diagonal, since
-// the corner rules count from the original lengths. Dropout depends on absolute indices and is
-// therefore only compared whole.
+// Block-wise comparison with the oracle (see oracle.h). A block is one KV head with its query
+// heads, or a few rows of one query head; its problem is the original one with an explicit
+// diagonal, since the corner rules count from the original lengths. Dropout depends on absolute
+// indices and is therefore only compared whole.
 #include "oracle.h"
 
 #include <math.h>
@@ -27,13 +27,13 @@ typedef struct sums {
 
 enum { OUT_O = 0, OUT_LSE, OUT_DQ, OUT_DK, OUT_DV, OUT_COUNT };
 
-static bool oracle_fail(char* message, size_t capacity, const char* what) {
+static bool oracle_fail(char *message, size_t capacity, const char *what) {
   snprintf(message, capacity, "%s: %s", what, tsr_last_message());
   return false;
 }
 
 // The block's own problem, without tensors.
-static tsr_problem block_problem(const oracle_run* run, const block* at, bool whole) {
+static tsr_problem block_problem(const oracle_run *run, const block *at, bool whole) {
   tsr_problem p = *run->problem;
   p.batch = whole ? p.batch : 1;
   p.heads_q = whole ? p.heads_q : at->heads;
@@ -58,13 +58,13 @@ static tsr_problem block_problem(const oracle_run* run, const block* at, bool wh
 }
 
 // A dense copy of part of a tensor in another type; memory for results when `from` is NULL.
-static bool copy_part(bench_tensor* to, const bench_tensor* from, tsr_dtype dtype, int64_t b,
+static bool copy_part(bench_tensor *to, const bench_tensor *from, tsr_dtype dtype, int64_t b,
                       int64_t batch, int64_t h, int64_t heads, int64_t s, int64_t rows, int64_t d) {
   if (!bench_tensor_create(to, dtype, TSR_ORDER_BHSD, batch, heads, rows, d)) return false;
   if (from == NULL) return true;
   for (int64_t n = 0; n < batch * heads; ++n) {
     for (int64_t i = 0; i < rows; ++i) {
-      const void* row = bench_tensor_row(from, b + n / heads, h + n % heads, s + i);
+      const void *row = bench_tensor_row(from, b + n / heads, h + n % heads, s + i);
       for (int64_t e = 0; e < d; ++e) {
         accuracy_store(dtype, to->data, (n * rows + i) * d + e, accuracy_load(from->dtype, row, e));
       }
@@ -77,13 +77,13 @@ typedef struct part_tensors {
   bench_tensor q, k, v, o, lse, dout, dq, dk, dv;
 } part_tensors;
 
-static void part_free(part_tensors* t) {
-  bench_tensor* all[] = {&t->q, &t->k, &t->v, &t->o, &t->lse, &t->dout, &t->dq, &t->dk, &t->dv};
+static void part_free(part_tensors *t) {
+  bench_tensor *all[] = {&t->q, &t->k, &t->v, &t->o, &t->lse, &t->dout, &t->dq, &t->dk, &t->dv};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) bench_tensor_destroy(all[i]);
 }
 
-static bool part_create(part_tensors* t, const oracle_run* run, const tsr_problem* p,
-                        const block* at, tsr_dtype dtype, bool backward) {
+static bool part_create(part_tensors *t, const oracle_run *run, const tsr_problem *p,
+                        const block *at, tsr_dtype dtype, bool backward) {
   int64_t B = p->batch, H = p->heads_q, G = p->heads_kv, S = p->seq_q, K = p->seq_k;
   int64_t D = p->dim_qk, V = p->dim_v;
   tsr_dtype out = dtype == TSR_DTYPE_F64 ? TSR_DTYPE_F64 : run->o->dtype;
@@ -101,8 +101,8 @@ static bool part_create(part_tensors* t, const oracle_run* run, const tsr_proble
 }
 
 // Plans and runs one pass of a part on the reference backend.
-static bool part_run(const oracle_run* run, tsr_problem p, part_tensors* t, tsr_pass pass,
-                     const char* kernel, char* message, size_t capacity) {
+static bool part_run(const oracle_run *run, tsr_problem p, part_tensors *t, tsr_pass pass,
+                     const char *kernel, char *message, size_t capacity) {
   p.passes = pass;
   p.kernel = kernel;
   p.q = bench_tensor_layout(&t->q);
@@ -111,8 +111,12 @@ static bool part_run(const oracle_run* run, tsr_problem p, part_tensors* t, tsr_
   p.o = bench_tensor_layout(&t->o);
   p.lse = bench_tensor_layout(&t->lse);
   p.lse.stride[3] = 0;
-  tsr_args a = {.struct_size = sizeof a, .q = t->q.data, .k = t->k.data, .v = t->v.data,
-                .o = t->o.data, .lse = t->lse.data};
+  tsr_args a = {.struct_size = sizeof a,
+                .q = t->q.data,
+                .k = t->k.data,
+                .v = t->v.data,
+                .o = t->o.data,
+                .lse = t->lse.data};
   if (p.dropout > 0) a.seed = run->seed;
   if (pass == TSR_PASS_BACKWARD) {
     p.dout = bench_tensor_layout(&t->dout);
@@ -124,7 +128,7 @@ static bool part_run(const oracle_run* run, tsr_problem p, part_tensors* t, tsr_
     a.dk = t->dk.data;
     a.dv = t->dv.data;
   }
-  tsr_plan* plan = NULL;
+  tsr_plan *plan = NULL;
   const tsr_device host = {TSR_DEVICE_HOST, 0};
   if (tsr_plan_create(&plan, run->context, host, &p) != TSR_STATUS_SUCCESS) {
     return oracle_fail(message, capacity, "the oracle refuses the problem");
@@ -135,10 +139,10 @@ static bool part_run(const oracle_run* run, tsr_problem p, part_tensors* t, tsr_
   return true;
 }
 
-static bool add_output(sums* sum, const bench_tensor* tested, const bench_tensor* oracle,
-                       const bench_tensor* naive, int64_t b, int64_t h, int64_t s) {
+static bool add_output(sums *sum, const bench_tensor *tested, const bench_tensor *oracle,
+                       const bench_tensor *naive, int64_t b, int64_t h, int64_t s) {
   int64_t rows = oracle->shape[2], d = oracle->shape[3];
-  double* x = malloc((size_t)(3 * rows * d + 1) * sizeof(double));
+  double *x = malloc((size_t)(3 * rows * d + 1) * sizeof(double));
   if (x == NULL) return false;
   double *ref = x + rows * d, *other = ref + rows * d;
   for (int64_t n = 0; n < oracle->shape[0] * oracle->shape[1]; ++n) {
@@ -154,9 +158,9 @@ static bool add_output(sums* sum, const bench_tensor* tested, const bench_tensor
   return true;
 }
 
-static bool check_block(const oracle_run* run, tsr_pass pass, const block* at, bool whole,
-                        sums* out, char* message, size_t capacity) {
-  static const char* const kNaive[2][3] = {
+static bool check_block(const oracle_run *run, tsr_pass pass, const block *at, bool whole,
+                        sums *out, char *message, size_t capacity) {
+  static const char *const kNaive[2][3] = {
       {"fwd_f32_full__naive", "fwd_f16_full__naive", "fwd_bf16_full__naive"},
       {"bwd_f32_full__naive", "bwd_f16_full__naive", "bwd_bf16_full__naive"}};
   tsr_dtype dtype = run->q->dtype;
@@ -192,23 +196,27 @@ static bool check_block(const oracle_run* run, tsr_pass pass, const block* at, b
   return ok;
 }
 
-static bool check_samples(const oracle_run* run, sums* out, char* message, size_t capacity) {
-  const tsr_problem* p = run->problem;
+static bool check_samples(const oracle_run *run, sums *out, char *message, size_t capacity) {
+  const tsr_problem *p = run->problem;
   int64_t group = p->heads_q / p->heads_kv;
   for (int n = 0; n < 6; ++n) {
     int64_t rows = p->seq_q < kSampleRows ? p->seq_q : kSampleRows;
     int64_t h = n < 3 ? 0 : p->heads_q - 1;
-    block at = {.b = n < 3 ? 0 : p->batch - 1, .g = h / group, .h = h, .heads = 1, .rows = rows,
+    block at = {.b = n < 3 ? 0 : p->batch - 1,
+                .g = h / group,
+                .h = h,
+                .heads = 1,
+                .rows = rows,
                 .row = (p->seq_q - rows) * (n % 3) / 2};
     if (!check_block(run, TSR_PASS_FORWARD, &at, false, out, message, capacity)) return false;
   }
   return true;
 }
 
-bool oracle_check(const oracle_run* run, tsr_pass pass, oracle_result* result, char* message,
+bool oracle_check(const oracle_run *run, tsr_pass pass, oracle_result *result, char *message,
                   size_t capacity) {
-  static const char* const kNames[OUT_COUNT] = {"o", "lse", "dq", "dk", "dv"};
-  const tsr_problem* p = run->problem;
+  static const char *const kNames[OUT_COUNT] = {"o", "lse", "dq", "dk", "dv"};
+  const tsr_problem *p = run->problem;
   sums out[OUT_COUNT];
   memset(out, 0, sizeof out);
   *result = (oracle_result){.extent = "nothing to compare", .worst = ""};
@@ -226,7 +234,10 @@ bool oracle_check(const oracle_run* run, tsr_pass pass, oracle_result* result, c
     ok = check_samples(run, out, message, capacity);
   } else {
     int64_t group = p->heads_q / p->heads_kv;
-    block at = {.b = p->batch - 1, .g = p->heads_kv - 1, .h = p->heads_q - group, .heads = group,
+    block at = {.b = p->batch - 1,
+                .g = p->heads_kv - 1,
+                .h = p->heads_q - group,
+                .heads = group,
                 .rows = p->seq_q};
     result->extent = "one key and value head";
     ok = check_block(run, pass, &at, false, out, message, capacity);

@@ -17,8 +17,8 @@ double bench_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int ascending(const void* a, const void* b) {
-  double x = *(const double*)a, y = *(const double*)b;
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
 }
 
@@ -27,29 +27,29 @@ enum { kSamples = 5, kChains = 12 };
 typedef double (*fma_fn)(int64_t rounds);
 
 // x and y keep every chain near y / (1 - x): no overflow, no denormals.
-#define DEFINE_FMA(name, bytes, attribute)                                               \
-  attribute static double name(int64_t rounds) {                                         \
-    typedef float vec __attribute__((vector_size(bytes)));                               \
-    enum { kLanes = (bytes) / 4 };                                                       \
-    volatile float seed = 0.5f;                                                          \
-    vec x, y, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11;                          \
-    for (int i = 0; i < kLanes; ++i) {                                                   \
-      float s = seed + (float)i;                                                         \
-      x[i] = seed + 0.4f;                                                                \
-      y[i] = seed;                                                                       \
-      a0[i] = s, a1[i] = s + 1, a2[i] = s + 2, a3[i] = s + 3, a4[i] = s + 4;             \
-      a5[i] = s + 5, a6[i] = s + 6, a7[i] = s + 7, a8[i] = s + 8, a9[i] = s + 9;         \
-      a10[i] = s + 10, a11[i] = s + 11;                                                  \
-    }                                                                                    \
-    for (int64_t r = 0; r < rounds; ++r) {                                               \
-      a0 = a0 * x + y, a1 = a1 * x + y, a2 = a2 * x + y, a3 = a3 * x + y;                \
-      a4 = a4 * x + y, a5 = a5 * x + y, a6 = a6 * x + y, a7 = a7 * x + y;                \
-      a8 = a8 * x + y, a9 = a9 * x + y, a10 = a10 * x + y, a11 = a11 * x + y;            \
-    }                                                                                    \
-    vec sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;               \
-    volatile float sink = sum[0];                                                        \
-    (void)sink;                                                                          \
-    return (double)rounds * kChains * kLanes * 2;                                        \
+#define DEFINE_FMA(name, bytes, attribute)                                       \
+  attribute static double name(int64_t rounds) {                                 \
+    typedef float vec __attribute__((vector_size(bytes)));                       \
+    enum { kLanes = (bytes) / 4 };                                               \
+    volatile float seed = 0.5f;                                                  \
+    vec x, y, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11;                  \
+    for (int i = 0; i < kLanes; ++i) {                                           \
+      float s = seed + (float)i;                                                 \
+      x[i] = seed + 0.4f;                                                        \
+      y[i] = seed;                                                               \
+      a0[i] = s, a1[i] = s + 1, a2[i] = s + 2, a3[i] = s + 3, a4[i] = s + 4;     \
+      a5[i] = s + 5, a6[i] = s + 6, a7[i] = s + 7, a8[i] = s + 8, a9[i] = s + 9; \
+      a10[i] = s + 10, a11[i] = s + 11;                                          \
+    }                                                                            \
+    for (int64_t r = 0; r < rounds; ++r) {                                       \
+      a0 = a0 * x + y, a1 = a1 * x + y, a2 = a2 * x + y, a3 = a3 * x + y;        \
+      a4 = a4 * x + y, a5 = a5 * x + y, a6 = a6 * x + y, a7 = a7 * x + y;        \
+      a8 = a8 * x + y, a9 = a9 * x + y, a10 = a10 * x + y, a11 = a11 * x + y;    \
+    }                                                                            \
+    vec sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;       \
+    volatile float sink = sum[0];                                                \
+    (void)sink;                                                                  \
+    return (double)rounds * kChains * kLanes * 2;                                \
   }
 
 #if defined(__x86_64__)
@@ -58,7 +58,7 @@ DEFINE_FMA(fma_256, 32, __attribute__((target("avx2,fma"))))
 #endif
 DEFINE_FMA(fma_128, 16, )
 
-static fma_fn pick_fma(const char** isa) {
+static fma_fn pick_fma(const char **isa) {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) {
     *isa = "512-bit FMA";
@@ -94,7 +94,7 @@ static double measure_flops(fma_fn fma, int threads) {
 }
 
 // Sum of a block as 64-bit integers in eight chains: loads, not additions, are the limit.
-static uint64_t sum_block(const uint64_t* data, int64_t count) {
+static uint64_t sum_block(const uint64_t *data, int64_t count) {
   uint64_t s[8] = {0};
   for (int64_t i = 0; i < count; i += 8) {
     for (int k = 0; k < 8; ++k) s[k] += data[i + k];
@@ -103,12 +103,12 @@ static uint64_t sum_block(const uint64_t* data, int64_t count) {
 }
 
 // Reads an array far larger than any cache, or an eighth of memory if that is less.
-static double measure_read(int threads, int64_t* bytes) {
+static double measure_read(int threads, int64_t *bytes) {
   int64_t size = (int64_t)1 << 29;
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
   *bytes = size;
-  uint64_t* data = aligned_alloc(4096, (size_t)size);
+  uint64_t *data = aligned_alloc(4096, (size_t)size);
   if (data == NULL) return 0;
   int64_t chunk = size / 8 / threads / 8 * 8;
 #pragma omp parallel num_threads(threads)
@@ -138,11 +138,11 @@ double bench_probe_clock(void) {
     uint64_t value = 1;
     double begin = bench_now();
     for (int64_t r = 0; r < rounds; ++r) {
-#if defined(__x86_64__)
+  #if defined(__x86_64__)
       __asm__ volatile(".rept 16\n\tadd %0, %0\n\t.endr" : "+r"(value));
-#else
+  #else
       __asm__ volatile(".rept 16\n\tadd %0, %0, %0\n\t.endr" : "+r"(value));
-#endif
+  #endif
     }
     double hz = (double)rounds * 16 / (bench_now() - begin);
     if (hz > best) best = hz;
@@ -153,7 +153,7 @@ double bench_probe_clock(void) {
 #endif
 }
 
-void bench_probe_run(bench_probe* probe, int threads) {
+void bench_probe_run(bench_probe *probe, int threads) {
   *probe = (bench_probe){.threads = threads > 0 ? threads : omp_get_max_threads()};
   fma_fn fma = pick_fma(&probe->isa);
   probe->clock_hz = bench_probe_clock();

@@ -9,16 +9,16 @@
 #include <stdint.h>
 
 typedef struct bench_probe {
-  double flops_f32;     // FLOP/s over all threads, median of five
-  double read_bytes;    // bytes/s over all threads, median of five
-  double clock_hz;      // of one core under scalar load; 0 where it cannot be told
+  double flops_f32;   // FLOP/s over all threads, median of five
+  double read_bytes;  // bytes/s over all threads, median of five
+  double clock_hz;    // of one core under scalar load; 0 where it cannot be told
   int threads;
-  const char* isa;      // vector width the FMA probe used
-  int64_t read_array;   // bytes of the array that was read
+  const char *isa;     // vector width the FMA probe used
+  int64_t read_array;  // bytes of the array that was read
 } bench_probe;
 
 // About one second of work on `threads` threads (0: all).
-void bench_probe_run(bench_probe* probe, int threads);
+void bench_probe_run(bench_probe *probe, int threads);
 
 // The clock alone, a few milliseconds.
 double bench_probe_clock(void);

@@ -12,19 +12,19 @@
 #include "probe.h"
 
 // One object with everything the protocol asks for.
-json_t* report_json(const bench_record* record, const bench_probe* probe,
-                    const bench_machine* machine);
-json_t* report_probe_json(const bench_probe* probe);
+json_t *report_json(const bench_record *record, const bench_probe *probe,
+                    const bench_machine *machine);
+json_t *report_probe_json(const bench_probe *probe);
 
 // "causal bottom-right, window -64..0" or "full".
-const char* report_mask(const tsr_problem* problem, char* buffer, size_t capacity);
+const char *report_mask(const tsr_problem *problem, char *buffer, size_t capacity);
 
 // Whether gnuplot can be started.
 bool report_can_plot(void);
 
-// Speed over the number of queries, with standard attention where it was timed and the FMA rate as a
-// line. Returns malloc'ed SVG text, or NULL with a one-line message.
-char* report_plot(const bench_record* records, size_t count, const bench_probe* probe,
-                  const bench_machine* machine, size_t* length, char* message, size_t capacity);
+// Speed over the number of queries, with standard attention where it was timed and the FMA rate as
+// a line. Returns malloc'ed SVG text, or NULL with a one-line message.
+char *report_plot(const bench_record *records, size_t count, const bench_probe *probe,
+                  const bench_machine *machine, size_t *length, char *message, size_t capacity);
 
 #endif  // TESSERA_BENCH_REPORT_H_

@@ -11,24 +11,24 @@
 
 typedef struct std_kernels {
   int rows, columns;  // of one block
-  void (*block)(const float* a, int64_t a_row, int64_t rows, const float* b, int64_t b_row,
-                int64_t depth, float* c, int64_t c_row);
-  float (*exp_row)(float* s, int64_t count, float bias, float log2_scale);
-  float (*max_row)(const float* s, int64_t count);
-  void (*scale_row)(float* s, int64_t count, float factor);
+  void (*block)(const float *a, int64_t a_row, int64_t rows, const float *b, int64_t b_row,
+                int64_t depth, float *c, int64_t c_row);
+  float (*exp_row)(float *s, int64_t count, float bias, float log2_scale);
+  float (*max_row)(const float *s, int64_t count);
+  void (*scale_row)(float *s, int64_t count, float factor);
 } std_kernels;
 
 #if defined(__x86_64__)
-#define STD_NAME(x) avx512_##x
-#define STD_BYTES 64
-#define STD_ROWS 8
-#define STD_TARGET __attribute__((target("avx512f,avx512dq,avx2,fma")))
-#include "standard_kernels.h"
-#define STD_NAME(x) avx2_##x
-#define STD_BYTES 32
-#define STD_ROWS 6
-#define STD_TARGET __attribute__((target("avx2,fma")))
-#include "standard_kernels.h"
+  #define STD_NAME(x) avx512_##x
+  #define STD_BYTES 64
+  #define STD_ROWS 8
+  #define STD_TARGET __attribute__((target("avx512f,avx512dq,avx2,fma")))
+  #include "standard_kernels.h"
+  #define STD_NAME(x) avx2_##x
+  #define STD_BYTES 32
+  #define STD_ROWS 6
+  #define STD_TARGET __attribute__((target("avx2,fma")))
+  #include "standard_kernels.h"
 #endif
 #define STD_NAME(x) base_##x
 #define STD_BYTES 16
@@ -41,14 +41,14 @@ enum { kTile = 64 };  // query rows per task
 
 struct standard_state {
   standard_problem p;
-  const std_kernels* kernels;
+  const std_kernels *kernels;
   int threads;
-  int64_t ld_s, ld_v;        // row lengths of scores and of widened V, multiples of a block
-  int64_t heads_at_once;     // query heads whose scores are held together
+  int64_t ld_s, ld_v;     // row lengths of scores and of widened V, multiples of a block
+  int64_t heads_at_once;  // query heads whose scores are held together
   float *scores, *q, *kt, *v, *o;
 };
 
-static const std_kernels* pick_kernels(void) {
+static const std_kernels *pick_kernels(void) {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
     return &avx512_table;
@@ -58,11 +58,13 @@ static const std_kernels* pick_kernels(void) {
   return &base_table;
 }
 
-static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+static int64_t round_up(int64_t n, int64_t step) {
+  return (n + step - 1) / step * step;
+}
 
-static float* floats(int64_t count) {
+static float *floats(int64_t count) {
   size_t bytes = (size_t)round_up(count > 0 ? count : 1, 1024) * sizeof(float);
-  float* block = aligned_alloc(4096, bytes);
+  float *block = aligned_alloc(4096, bytes);
   if (block != NULL) memset(block, 0, bytes);
   return block;
 }
@@ -82,9 +84,9 @@ static float widen_f16(uint16_t h) {
   return out.f;
 }
 
-static float load(tsr_dtype dtype, const void* data, int64_t i) {
-  if (dtype == TSR_DTYPE_F32) return ((const float*)data)[i];
-  uint16_t h = ((const uint16_t*)data)[i];
+static float load(tsr_dtype dtype, const void *data, int64_t i) {
+  if (dtype == TSR_DTYPE_F32) return ((const float *)data)[i];
+  uint16_t h = ((const uint16_t *)data)[i];
   if (dtype == TSR_DTYPE_F16) return widen_f16(h);
   union {
     uint32_t u;
@@ -120,21 +122,21 @@ static uint16_t narrow_f16(float x) {
   return sign | (uint16_t)((rounded >> 13) - (112u << 10));
 }
 
-static void store(tsr_dtype dtype, void* data, int64_t i, float x) {
+static void store(tsr_dtype dtype, void *data, int64_t i, float x) {
   if (dtype == TSR_DTYPE_F32) {
-    ((float*)data)[i] = x;
+    ((float *)data)[i] = x;
   } else {
-    ((uint16_t*)data)[i] = dtype == TSR_DTYPE_F16 ? narrow_f16(x) : narrow_bf16(x);
+    ((uint16_t *)data)[i] = dtype == TSR_DTYPE_F16 ? narrow_f16(x) : narrow_bf16(x);
   }
 }
 
-standard_state* standard_create(const standard_problem* problem) {
-  standard_state* s = calloc(1, sizeof *s);
+standard_state *standard_create(const standard_problem *problem) {
+  standard_state *s = calloc(1, sizeof *s);
   if (s == NULL) return NULL;
   s->p = *problem;
   s->kernels = pick_kernels();
   s->threads = problem->threads > 0 ? problem->threads : omp_get_max_threads();
-  const standard_problem* p = &s->p;
+  const standard_problem *p = &s->p;
   s->ld_s = round_up(p->seq_k, s->kernels->columns);
   s->ld_v = round_up(p->dim_v, s->kernels->columns);
   int64_t heads = p->batch * p->heads_q, kv_heads = p->batch * p->heads_kv;
@@ -154,7 +156,7 @@ standard_state* standard_create(const standard_problem* problem) {
   return s;
 }
 
-void standard_destroy(standard_state* state) {
+void standard_destroy(standard_state *state) {
   if (state == NULL) return;
   free(state->scores);
   free(state->q);
@@ -165,12 +167,12 @@ void standard_destroy(standard_state* state) {
 }
 
 // Widened copies: Q dense, K transposed, V with padded rows.
-static void widen_inputs(standard_state* s) {
-  const standard_problem* p = &s->p;
+static void widen_inputs(standard_state *s) {
+  const standard_problem *p = &s->p;
 #pragma omp for schedule(static) nowait
   for (int64_t n = 0; n < p->batch * p->heads_q; ++n) {
     int64_t from = n / p->heads_q * p->q_stride[0] + n % p->heads_q * p->q_stride[1];
-    float* to = s->q + n * p->seq_q * p->dim_qk;
+    float *to = s->q + n * p->seq_q * p->dim_qk;
     for (int64_t i = 0; i < p->seq_q; ++i) {
       for (int64_t d = 0; d < p->dim_qk; ++d) {
         to[i * p->dim_qk + d] = load(p->dtype, p->q, from + i * p->q_stride[2] + d);
@@ -180,8 +182,8 @@ static void widen_inputs(standard_state* s) {
 #pragma omp for schedule(static)
   for (int64_t n = 0; n < p->batch * p->heads_kv; ++n) {
     int64_t b = n / p->heads_kv, h = n % p->heads_kv;
-    float* kt = s->kt + n * p->dim_qk * s->ld_s;
-    float* v = s->v + n * p->seq_k * s->ld_v;
+    float *kt = s->kt + n * p->dim_qk * s->ld_s;
+    float *v = s->v + n * p->seq_k * s->ld_v;
     for (int64_t j = 0; j < p->seq_k; ++j) {
       int64_t k_row = b * p->k_stride[0] + h * p->k_stride[1] + j * p->k_stride[2];
       int64_t v_row = b * p->v_stride[0] + h * p->v_stride[1] + j * p->v_stride[2];
@@ -192,8 +194,8 @@ static void widen_inputs(standard_state* s) {
 }
 
 // C[rows x n] = A[rows x depth] B[depth x n], column blocks outermost so that B stays in cache.
-static void product(const std_kernels* kernels, const float* a, int64_t a_row, int64_t rows,
-                    const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row,
+static void product(const std_kernels *kernels, const float *a, int64_t a_row, int64_t rows,
+                    const float *b, int64_t b_row, int64_t depth, float *c, int64_t c_row,
                     int64_t n) {
   for (int64_t j = 0; j < n; j += kernels->columns) {
     for (int64_t i = 0; i < rows; i += kernels->rows) {
@@ -203,7 +205,7 @@ static void product(const std_kernels* kernels, const float* a, int64_t a_row, i
 }
 
 // Allowed keys of query i: [*begin, *end).
-static void interval(const standard_problem* p, int64_t i, int64_t* begin, int64_t* end) {
+static void interval(const standard_problem *p, int64_t i, int64_t *begin, int64_t *end) {
   int64_t at = i + p->diagonal;
   *begin = 0;
   *end = p->seq_k;
@@ -212,15 +214,15 @@ static void interval(const standard_problem* p, int64_t i, int64_t* begin, int64
   if (*end < *begin) *end = *begin;
 }
 
-static void softmax_row(const standard_state* s, float* row, int64_t head, int64_t i) {
-  const standard_problem* p = &s->p;
-  const std_kernels* kernels = s->kernels;
+static void softmax_row(const standard_state *s, float *row, int64_t head, int64_t i) {
+  const standard_problem *p = &s->p;
+  const std_kernels *kernels = s->kernels;
   int64_t begin, end;
   interval(p, i, &begin, &end);
   if (begin > p->seq_k) begin = end = p->seq_k;
   memset(row, 0, (size_t)begin * sizeof(float));
   memset(row + end, 0, (size_t)(s->ld_s - end) * sizeof(float));
-  float* lse = p->lse != NULL ? p->lse + head * p->seq_q + i : NULL;
+  float *lse = p->lse != NULL ? p->lse + head * p->seq_q + i : NULL;
   if (end <= begin) {
     if (lse != NULL) *lse = -INFINITY;
     return;
@@ -243,9 +245,9 @@ static void softmax_row(const standard_state* s, float* row, int64_t head, int64
   if (lse != NULL) *lse = most * scale + logf(sum);
 }
 
-static void run_heads(standard_state* s, int64_t first, int64_t count) {
-  const standard_problem* p = &s->p;
-  const std_kernels* kernels = s->kernels;
+static void run_heads(standard_state *s, int64_t first, int64_t count) {
+  const standard_problem *p = &s->p;
+  const std_kernels *kernels = s->kernels;
   int64_t tiles = (p->seq_q + kTile - 1) / kTile, group = p->heads_q / p->heads_kv;
 #pragma omp for schedule(dynamic, 1)
   for (int64_t t = 0; t < count * tiles; ++t) {
@@ -265,7 +267,7 @@ static void run_heads(standard_state* s, int64_t first, int64_t count) {
     int64_t n = first + t / tiles, i = t % tiles * kTile;
     int64_t rows = p->seq_q - i < kTile ? p->seq_q - i : kTile;
     int64_t kv = n / p->heads_q * p->heads_kv + n % p->heads_q / group;
-    float* out = s->o + (int64_t)omp_get_thread_num() * kTile * s->ld_v;
+    float *out = s->o + (int64_t)omp_get_thread_num() * kTile * s->ld_v;
     product(kernels, s->scores + ((n - first) * p->seq_q + i) * s->ld_s, s->ld_s, rows,
             s->v + kv * p->seq_k * s->ld_v, s->ld_v, p->seq_k, out, s->ld_v, s->ld_v);
     for (int64_t r = 0; r < rows; ++r) {
@@ -276,7 +278,7 @@ static void run_heads(standard_state* s, int64_t first, int64_t count) {
   }
 }
 
-void standard_run(standard_state* s) {
+void standard_run(standard_state *s) {
   int64_t heads = s->p.batch * s->p.heads_q;
 #pragma omp parallel num_threads(s->threads)
   {
@@ -287,7 +289,7 @@ void standard_run(standard_state* s) {
   }
 }
 
-double standard_bytes(const standard_problem* p) {
+double standard_bytes(const standard_problem *p) {
   double element = p->dtype == TSR_DTYPE_F32 ? 4 : 2;
   double rows_q = (double)(p->batch * p->heads_q * p->seq_q);
   double rows_k = (double)(p->batch * p->heads_kv * p->seq_k);

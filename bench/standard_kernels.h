@@ -7,20 +7,20 @@
 typedef float STD_NAME(vec) __attribute__((vector_size(STD_BYTES), aligned(4)));
 typedef int32_t STD_NAME(ints) __attribute__((vector_size(STD_BYTES), aligned(4)));
 
-STD_TARGET static void STD_NAME(block)(const float* a, int64_t a_row, int64_t rows, const float* b,
-                                       int64_t b_row, int64_t depth, float* c, int64_t c_row) {
+STD_TARGET static void STD_NAME(block)(const float *a, int64_t a_row, int64_t rows, const float *b,
+                                       int64_t b_row, int64_t depth, float *c, int64_t c_row) {
   typedef STD_NAME(vec) vec;
   enum { kLanes = STD_BYTES / 4 };
   vec acc[STD_ROWS][2];
-  const float* row[STD_ROWS];
+  const float *row[STD_ROWS];
 #pragma GCC unroll 8
   for (int r = 0; r < STD_ROWS; ++r) {
     acc[r][0] = acc[r][1] = (vec){0};
     row[r] = a + (r < rows ? r : rows - 1) * a_row;  // missing rows repeat the last one
   }
   for (int64_t d = 0; d < depth; ++d) {
-    const vec b0 = *(const vec*)(b + d * b_row);
-    const vec b1 = *(const vec*)(b + d * b_row + kLanes);
+    const vec b0 = *(const vec *)(b + d * b_row);
+    const vec b1 = *(const vec *)(b + d * b_row + kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < STD_ROWS; ++r) {
       const float x = row[r][d];
@@ -29,8 +29,8 @@ STD_TARGET static void STD_NAME(block)(const float* a, int64_t a_row, int64_t ro
     }
   }
   for (int r = 0; r < STD_ROWS && r < rows; ++r) {
-    *(vec*)(c + r * c_row) = acc[r][0];
-    *(vec*)(c + r * c_row + kLanes) = acc[r][1];
+    *(vec *)(c + r * c_row) = acc[r][0];
+    *(vec *)(c + r * c_row + kLanes) = acc[r][1];
   }
 }
 
@@ -53,16 +53,16 @@ STD_TARGET static STD_NAME(vec) STD_NAME(exp2)(STD_NAME(vec) t) {
   return (vec)((ints)(p * two) & keep);
 }
 
-STD_TARGET static float STD_NAME(exp_row)(float* s, int64_t count, float bias, float log2_scale) {
+STD_TARGET static float STD_NAME(exp_row)(float *s, int64_t count, float bias, float log2_scale) {
   typedef STD_NAME(vec) vec;
   enum { kLanes = STD_BYTES / 4 };
   vec sum0 = {0}, sum1 = {0};
   int64_t j = 0;
   for (; j + 2 * kLanes <= count; j += 2 * kLanes) {
-    vec a = STD_NAME(exp2)((*(const vec*)(s + j) - bias) * log2_scale);
-    vec b = STD_NAME(exp2)((*(const vec*)(s + j + kLanes) - bias) * log2_scale);
-    *(vec*)(s + j) = a;
-    *(vec*)(s + j + kLanes) = b;
+    vec a = STD_NAME(exp2)((*(const vec *)(s + j) - bias) * log2_scale);
+    vec b = STD_NAME(exp2)((*(const vec *)(s + j + kLanes) - bias) * log2_scale);
+    *(vec *)(s + j) = a;
+    *(vec *)(s + j + kLanes) = b;
     sum0 += a;
     sum1 += b;
   }
@@ -80,14 +80,14 @@ STD_TARGET static float STD_NAME(exp_row)(float* s, int64_t count, float bias, f
   return sum;
 }
 
-STD_TARGET static float STD_NAME(max_row)(const float* s, int64_t count) {
+STD_TARGET static float STD_NAME(max_row)(const float *s, int64_t count) {
   typedef STD_NAME(vec) vec;
   typedef STD_NAME(ints) ints;
   enum { kLanes = STD_BYTES / 4 };
   vec most = (vec){0} - INFINITY;
   int64_t j = 0;
   for (; j + kLanes <= count; j += kLanes) {
-    vec x = *(const vec*)(s + j);
+    vec x = *(const vec *)(s + j);
     ints greater = x > most;
     most = (vec)(((ints)x & greater) | ((ints)most & ~greater));
   }
@@ -97,13 +97,13 @@ STD_TARGET static float STD_NAME(max_row)(const float* s, int64_t count) {
   return m;
 }
 
-STD_TARGET static void STD_NAME(scale_row)(float* s, int64_t count, float factor) {
+STD_TARGET static void STD_NAME(scale_row)(float *s, int64_t count, float factor) {
   for (int64_t j = 0; j < count; ++j) s[j] *= factor;
 }
 
-static const std_kernels STD_NAME(table) = {STD_ROWS, 2 * STD_BYTES / 4, STD_NAME(block),
-                                            STD_NAME(exp_row), STD_NAME(max_row),
-                                            STD_NAME(scale_row)};
+static const std_kernels STD_NAME(table) = {STD_ROWS,          2 * STD_BYTES / 4,
+                                            STD_NAME(block),   STD_NAME(exp_row),
+                                            STD_NAME(max_row), STD_NAME(scale_row)};
 #undef STD_NAME
 #undef STD_BYTES
 #undef STD_ROWS

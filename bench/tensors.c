@@ -11,14 +11,14 @@ size_t bench_dtype_bytes(tsr_dtype dtype) {
   return dtype == TSR_DTYPE_F64 ? 8 : dtype == TSR_DTYPE_F32 ? 4 : 2;
 }
 
-const char* bench_dtype_name(tsr_dtype dtype) {
+const char *bench_dtype_name(tsr_dtype dtype) {
   return dtype == TSR_DTYPE_F64   ? "f64"
          : dtype == TSR_DTYPE_F32 ? "f32"
          : dtype == TSR_DTYPE_F16 ? "f16"
                                   : "bf16";
 }
 
-bool bench_tensor_create(bench_tensor* tensor, tsr_dtype dtype, tsr_order order, int64_t b,
+bool bench_tensor_create(bench_tensor *tensor, tsr_dtype dtype, tsr_order order, int64_t b,
                          int64_t h, int64_t s, int64_t d) {
   *tensor = (bench_tensor){.dtype = dtype, .shape = {b, h, s, d}};
   tensor->stride[3] = 1;
@@ -39,7 +39,7 @@ bool bench_tensor_create(bench_tensor* tensor, tsr_dtype dtype, tsr_order order,
   return true;
 }
 
-void bench_tensor_destroy(bench_tensor* tensor) {
+void bench_tensor_destroy(bench_tensor *tensor) {
   free(tensor->data);
   *tensor = (bench_tensor){.dtype = TSR_DTYPE_NONE};
 }
@@ -60,29 +60,29 @@ static double normal(uint64_t seed, uint64_t stream, uint64_t i) {
   return (sum / 65536.0 - 2.0 + 2.0 / 65536.0) * 1.7320508075688772;
 }
 
-void bench_tensor_fill(bench_tensor* tensor, uint64_t seed, uint64_t stream) {
+void bench_tensor_fill(bench_tensor *tensor, uint64_t seed, uint64_t stream) {
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < tensor->count; ++i) {
     accuracy_store(tensor->dtype, tensor->data, i, normal(seed, stream, (uint64_t)i));
   }
 }
 
-void* bench_tensor_row(const bench_tensor* tensor, int64_t b, int64_t h, int64_t s) {
+void *bench_tensor_row(const bench_tensor *tensor, int64_t b, int64_t h, int64_t s) {
   int64_t offset = b * tensor->stride[0] + h * tensor->stride[1] + s * tensor->stride[2];
-  return (char*)tensor->data + offset * (int64_t)bench_dtype_bytes(tensor->dtype);
+  return (char *)tensor->data + offset * (int64_t)bench_dtype_bytes(tensor->dtype);
 }
 
-void bench_tensor_read(const bench_tensor* tensor, int64_t b, int64_t h, int64_t s, int64_t n,
-                       double* out) {
+void bench_tensor_read(const bench_tensor *tensor, int64_t b, int64_t h, int64_t s, int64_t n,
+                       double *out) {
   for (int64_t i = 0; i < n; ++i) {
-    const void* row = bench_tensor_row(tensor, b, h, s + i);
+    const void *row = bench_tensor_row(tensor, b, h, s + i);
     for (int64_t d = 0; d < tensor->shape[3]; ++d) {
       *out++ = accuracy_load(tensor->dtype, row, d);
     }
   }
 }
 
-tsr_layout bench_tensor_layout(const bench_tensor* tensor) {
+tsr_layout bench_tensor_layout(const bench_tensor *tensor) {
   tsr_layout layout = {.dtype = tensor->dtype, .order = TSR_ORDER_STRIDED};
   memcpy(layout.stride, tensor->stride, sizeof layout.stride);
   return layout;

@@ -56,8 +56,8 @@ static void block_signals(bool block) {
   sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
 }
 
-static void folder_of(const char* path, char* folder, size_t capacity) {
-  const char* slash = strrchr(path, '/');
+static void folder_of(const char *path, char *folder, size_t capacity) {
+  const char *slash = strrchr(path, '/');
   if (slash == NULL) {
     snprintf(folder, capacity, ".");
   } else {
@@ -66,7 +66,7 @@ static void folder_of(const char* path, char* folder, size_t capacity) {
   }
 }
 
-static bool check_target(const char* path, cli_message* message) {
+static bool check_target(const char *path, cli_message *message) {
   char folder[kPathMax];
   folder_of(path, folder, sizeof folder);
   struct stat info;
@@ -83,9 +83,9 @@ static bool check_target(const char* path, cli_message* message) {
   return true;
 }
 
-bool output_check(const output_tensor* outputs, size_t count, cli_message* message) {
+bool output_check(const output_tensor *outputs, size_t count, cli_message *message) {
   char paths[OUTPUT_MAX][kPathMax];
-  const char* names[OUTPUT_MAX];
+  const char *names[OUTPUT_MAX];
   if (count > OUTPUT_MAX) return cli_fail(message, "%zu outputs; accepted: up to 16", count);
   for (size_t i = 0; i < count; ++i) {
     file_format format;
@@ -106,8 +106,8 @@ bool output_check(const output_tensor* outputs, size_t count, cli_message* messa
   return true;
 }
 
-static bool write_all(int fd, const void* data, size_t count, cli_message* message) {
-  const char* at = data;
+static bool write_all(int fd, const void *data, size_t count, cli_message *message) {
+  const char *at = data;
   while (count != 0) {
     size_t chunk = count < ((size_t)1 << 30) ? count : (size_t)1 << 30;
     ssize_t done = write(fd, at, chunk);
@@ -120,8 +120,8 @@ static bool write_all(int fd, const void* data, size_t count, cli_message* messa
 }
 
 // Opens the next pending file beside its target.
-static pending* begin_file(const char* target, cli_message* message) {
-  pending* file = &g_pending[g_live];
+static pending *begin_file(const char *target, cli_message *message) {
+  pending *file = &g_pending[g_live];
   *file = (pending){.fd = -1};
   snprintf(file->target, sizeof file->target, "%s", target);
   snprintf(file->temporary, sizeof file->temporary, "%s.XXXXXX", target);
@@ -136,7 +136,7 @@ static pending* begin_file(const char* target, cli_message* message) {
   return file;
 }
 
-static bool finish_file(pending* file, cli_message* message) {
+static bool finish_file(pending *file, cli_message *message) {
   // mkostemp makes private files; results get the permissions any new file would have.
   mode_t mask = umask(0);
   umask(mask);
@@ -157,7 +157,7 @@ static void drop_all(void) {
 }
 
 // Puts one file in place. An existing target is exchanged, so that it can be exchanged back.
-static bool place(pending* file, cli_message* message) {
+static bool place(pending *file, cli_message *message) {
   if (renameat2(AT_FDCWD, file->temporary, AT_FDCWD, file->target, RENAME_EXCHANGE) == 0) {
     file->swapped = true;
     return true;
@@ -171,13 +171,13 @@ static bool place(pending* file, cli_message* message) {
   return true;
 }
 
-static bool commit_all(cli_message* message) {
+static bool commit_all(cli_message *message) {
   block_signals(true);
   bool ok = true;
   int done = 0;
   for (; ok && done < g_live; ++done) ok = place(&g_pending[done], message);
   for (int i = 0; !ok && i < done; ++i) {
-    pending* file = &g_pending[i];
+    pending *file = &g_pending[i];
     if (file->swapped) {
       renameat2(AT_FDCWD, file->temporary, AT_FDCWD, file->target, RENAME_EXCHANGE);
     } else if (file->placed) {
@@ -192,7 +192,7 @@ static bool commit_all(cli_message* message) {
   return ok;
 }
 
-static bool write_npy(int fd, const file_tensor* tensor, cli_message* message) {
+static bool write_npy(int fd, const file_tensor *tensor, cli_message *message) {
   char header[1024];
   size_t length = npy_format_header(tensor, header, sizeof header);
   if (length == 0) {
@@ -203,10 +203,10 @@ static bool write_npy(int fd, const file_tensor* tensor, cli_message* message) {
          write_all(fd, tensor->data, tensor->bytes, message);
 }
 
-static bool write_safetensors(int fd, const file_tensor* const* tensors, const char* const* names,
-                              size_t count, cli_message* message) {
+static bool write_safetensors(int fd, const file_tensor *const *tensors, const char *const *names,
+                              size_t count, cli_message *message) {
   size_t length = 0;
-  char* header = safetensors_format_header(tensors, names, count, NULL, 0, &length);
+  char *header = safetensors_format_header(tensors, names, count, NULL, 0, &length);
   if (header == NULL) {
     return cli_fail(message, "a tensor name is no valid UTF-8, or memory ran out");
   }
@@ -219,13 +219,13 @@ static bool write_safetensors(int fd, const file_tensor* const* tensors, const c
 }
 
 // Writes outputs[first] and every later output that shares its .safetensors path.
-static bool write_group(const output_tensor* outputs, size_t count, size_t first, bool* done,
-                        cli_message* message) {
-  const file_tensor* tensors[OUTPUT_MAX];
-  const char* names[OUTPUT_MAX];
+static bool write_group(const output_tensor *outputs, size_t count, size_t first, bool *done,
+                        cli_message *message) {
+  const file_tensor *tensors[OUTPUT_MAX];
+  const char *names[OUTPUT_MAX];
   char path[kPathMax], other[kPathMax];
   file_format format, other_format;
-  const char* name;
+  const char *name;
   if (!file_spec_split(outputs[first].spec, path, sizeof path, &name, &format, message)) {
     return false;
   }
@@ -240,16 +240,16 @@ static bool write_group(const output_tensor* outputs, size_t count, size_t first
     tensors[members] = outputs[i].tensor;
     names[members++] = name[0] != 0 ? name : outputs[i].name;
   }
-  pending* file = begin_file(path, message);
-  bool ok = file != NULL &&
-            (format == FILE_FORMAT_NPY
-                 ? write_npy(file->fd, tensors[0], message)
-                 : write_safetensors(file->fd, tensors, names, members, message)) &&
-            finish_file(file, message);
+  pending *file = begin_file(path, message);
+  bool ok =
+      file != NULL &&
+      (format == FILE_FORMAT_NPY ? write_npy(file->fd, tensors[0], message)
+                                 : write_safetensors(file->fd, tensors, names, members, message)) &&
+      finish_file(file, message);
   return ok || cli_fail_in(message, path);
 }
 
-bool output_write_all(const output_tensor* outputs, size_t count, cli_message* message) {
+bool output_write_all(const output_tensor *outputs, size_t count, cli_message *message) {
   if (!output_check(outputs, count, message)) return false;
   bool done[OUTPUT_MAX] = {false};
   bool ok = true;
@@ -266,12 +266,12 @@ bool output_write_all(const output_tensor* outputs, size_t count, cli_message* m
   return ok;
 }
 
-bool output_write_text(const char* path, const char* text, size_t length, cli_message* message) {
+bool output_write_text(const char *path, const char *text, size_t length, cli_message *message) {
   if (strlen(path) >= kPathMax || !check_target(path, message)) return cli_fail_in(message, path);
   catch_signals();
-  pending* file = begin_file(path, message);
-  bool ok = file != NULL && write_all(file->fd, text, length, message) &&
-            finish_file(file, message);
+  pending *file = begin_file(path, message);
+  bool ok =
+      file != NULL && write_all(file->fd, text, length, message) && finish_file(file, message);
   if (ok) {
     ok = commit_all(message);
   } else {

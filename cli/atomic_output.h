@@ -16,20 +16,20 @@
 enum { OUTPUT_MAX = 16 };
 
 typedef struct output_tensor {
-  const char* option;  // "--o", for messages
-  const char* spec;    // "o.npy" or "out.safetensors[:name]"
-  const char* name;    // tensor name when the spec has none
-  const file_tensor* tensor;
+  const char *option;  // "--o", for messages
+  const char *spec;    // "o.npy" or "out.safetensors[:name]"
+  const char *name;    // tensor name when the spec has none
+  const file_tensor *tensor;
 } output_tensor;
 
 // Checks before any work that every spec names a supported format and a folder that can be written,
 // and that no two outputs collide. Touches no file.
-bool output_check(const output_tensor* outputs, size_t count, cli_message* message);
+bool output_check(const output_tensor *outputs, size_t count, cli_message *message);
 
 // Writes all outputs; tensors that share one .safetensors path go into one file, in this order.
-bool output_write_all(const output_tensor* outputs, size_t count, cli_message* message);
+bool output_write_all(const output_tensor *outputs, size_t count, cli_message *message);
 
 // Writes one block of text the same way (plots, reports).
-bool output_write_text(const char* path, const char* text, size_t length, cli_message* message);
+bool output_write_text(const char *path, const char *text, size_t length, cli_message *message);
 
 #endif  // TESSERA_CLI_ATOMIC_OUTPUT_H_

@@ -10,8 +10,9 @@
 #include <string.h>
 
 #define FLOATS (JOB_TYPE(FILE_F32) | JOB_TYPE(FILE_F16) | JOB_TYPE(FILE_BF16))
-#define QKV (FLOATS | JOB_TYPE(FILE_F64) | JOB_TYPE(FILE_F8_E4M3) | JOB_TYPE(FILE_F8_E5M2) | \
-             JOB_TYPE(FILE_I8))
+#define QKV                                                                        \
+  (FLOATS | JOB_TYPE(FILE_F64) | JOB_TYPE(FILE_F8_E4M3) | JOB_TYPE(FILE_F8_E5M2) | \
+   JOB_TYPE(FILE_I8))
 #define SINGLE JOB_TYPE(FILE_F32)
 #define BYTES (JOB_TYPE(FILE_U8) | JOB_TYPE(FILE_BOOL))
 #define INTEGERS (JOB_TYPE(FILE_I32) | JOB_TYPE(FILE_I64))
@@ -20,27 +21,31 @@ const job_input_row job_inputs[IN_COUNT] = {
     [IN_Q] = {"q", "q", "Queries", 3, 4, QKV},
     [IN_K] = {"k", "k", "Keys", 3, 4, QKV},
     [IN_V] = {"v", "v", "Values", 3, 4, QKV},
-    [IN_BIAS] = {"bias", "bias", "Added to scores; axes [B, Hq, Sq, Sk], 1 or missing: broadcast", 0,
-                 4, FLOATS},
+    [IN_BIAS] = {"bias", "bias", "Added to scores; axes [B, Hq, Sq, Sk], 1 or missing: broadcast",
+                 0, 4, FLOATS},
     [IN_MASK] = {"mask", "mask", "Non-zero: key allowed; axes as for --bias", 0, 4, BYTES},
-    [IN_BLOCK_MASK] = {"block-mask", "block_mask", "As --mask, per --block-q x --block-k tile", 0, 4,
-                       BYTES},
+    [IN_BLOCK_MASK] = {"block-mask", "block_mask", "As --mask, per --block-q x --block-k tile", 0,
+                       4, BYTES},
     [IN_ALIBI] = {"alibi", "alibi", "Slopes [Hq] or [B, Hq], or auto: 2^(-8 (h+1) / Hq)", 1, 2,
                   SINGLE},
     [IN_SINK] = {"sink", "sink", "A logit per query head [Hq] that joins the denominator", 1, 1,
                  SINGLE},
-    [IN_CU_Q] = {"cu-seqlens-q", "cu_seqlens_q", "Packed queries: [B+1] row offsets", 1, 1, INTEGERS},
+    [IN_CU_Q] = {"cu-seqlens-q", "cu_seqlens_q", "Packed queries: [B+1] row offsets", 1, 1,
+                 INTEGERS},
     [IN_CU_K] = {"cu-seqlens-k", "cu_seqlens_k", "Packed keys: [B+1] row offsets", 1, 1, INTEGERS},
     [IN_USED_Q] = {"used-q", "used_q", "Valid queries per sequence [B]", 1, 1, INTEGERS},
     [IN_USED_K] = {"used-k", "used_k", "Valid keys per sequence [B]", 1, 1, INTEGERS},
-    [IN_LEFT_PAD_Q] = {"left-pad-q", "left_pad_q", "Rows before the first query [B]", 1, 1, INTEGERS},
+    [IN_LEFT_PAD_Q] = {"left-pad-q", "left_pad_q", "Rows before the first query [B]", 1, 1,
+                       INTEGERS},
     [IN_LEFT_PAD_K] = {"left-pad-k", "left_pad_k", "Rows before the first key [B]", 1, 1, INTEGERS},
     [IN_PREFIX] = {"prefix-per-sequence", "prefix", "Prefix lengths [B], instead of --prefix", 1, 1,
                    INTEGERS},
     [IN_DIAGONAL] = {"diagonal-per-sequence", "diagonal",
                      "Diagonal offsets [B], instead of --causal N", 1, 1, INTEGERS},
-    [IN_PAGE_TABLE] = {"page-table", "page_table", "[B, pages per sequence]; K and V are then "
-                       "[pages, Hkv, page size, D] in --layout order", 2, 2, INTEGERS},
+    [IN_PAGE_TABLE] = {"page-table", "page_table",
+                       "[B, pages per sequence]; K and V are then "
+                       "[pages, Hkv, page size, D] in --layout order",
+                       2, 2, INTEGERS},
     [IN_Q_SCALE] = {"q-scale", "q_scale", "Scales of an 8-bit Q [B, Hq, n], 1: broadcast", 3, 3,
                     SINGLE},
     [IN_K_SCALE] = {"k-scale", "k_scale", "Scales of an 8-bit K", 3, 3, SINGLE},
@@ -49,28 +54,39 @@ const job_input_row job_inputs[IN_COUNT] = {
 
 tsr_dtype job_dtype(file_dtype dtype) {
   switch (dtype) {
-    case FILE_F32: return TSR_DTYPE_F32;
-    case FILE_F16: return TSR_DTYPE_F16;
-    case FILE_BF16: return TSR_DTYPE_BF16;
-    case FILE_F64: return TSR_DTYPE_F64;
-    case FILE_F8_E4M3: return TSR_DTYPE_F8_E4M3;
-    case FILE_F8_E5M2: return TSR_DTYPE_F8_E5M2;
-    case FILE_I8: return TSR_DTYPE_I8;
+    case FILE_F32:
+      return TSR_DTYPE_F32;
+    case FILE_F16:
+      return TSR_DTYPE_F16;
+    case FILE_BF16:
+      return TSR_DTYPE_BF16;
+    case FILE_F64:
+      return TSR_DTYPE_F64;
+    case FILE_F8_E4M3:
+      return TSR_DTYPE_F8_E4M3;
+    case FILE_F8_E5M2:
+      return TSR_DTYPE_F8_E5M2;
+    case FILE_I8:
+      return TSR_DTYPE_I8;
     case FILE_U8:
-    case FILE_BOOL: return TSR_DTYPE_U8;
-    case FILE_I32: return TSR_DTYPE_I32;
-    case FILE_I64: return TSR_DTYPE_I64;
-    default: return TSR_DTYPE_NONE;
+    case FILE_BOOL:
+      return TSR_DTYPE_U8;
+    case FILE_I32:
+      return TSR_DTYPE_I32;
+    case FILE_I64:
+      return TSR_DTYPE_I64;
+    default:
+      return TSR_DTYPE_NONE;
   }
 }
 
-static void name_option(job_input input, cli_message* message) {
+static void name_option(job_input input, cli_message *message) {
   char option[64];
   snprintf(option, sizeof option, "--%s", job_inputs[input].option);
   cli_fail_in(message, option);
 }
 
-static void list_types(uint32_t types, char* text, size_t capacity) {
+static void list_types(uint32_t types, char *text, size_t capacity) {
   size_t used = 0;
   text[0] = 0;
   for (int t = 0; t < FILE_DTYPE_END && used < capacity; ++t) {
@@ -80,9 +96,9 @@ static void list_types(uint32_t types, char* text, size_t capacity) {
   }
 }
 
-static bool check_input(const attention_job* job, job_input input, cli_message* message) {
-  const job_input_row* row = &job_inputs[input];
-  const file_tensor* tensor = &job->in[input];
+static bool check_input(const attention_job *job, job_input input, cli_message *message) {
+  const job_input_row *row = &job_inputs[input];
+  const file_tensor *tensor = &job->in[input];
   if ((row->types & JOB_TYPE(tensor->dtype)) == 0) {
     char accepted[160];
     list_types(row->types, accepted, sizeof accepted);
@@ -100,12 +116,14 @@ static bool check_input(const attention_job* job, job_input input, cli_message* 
   int64_t first;
   int64_t count = file_tensor_count_nan(tensor, &first);
   if (count == 0) return true;
-  return cli_fail(message, "%" PRId64 " of %" PRId64 " elements are NaN, the first at flat index "
-                           "%" PRId64 "; accepted: no NaN, or --allow-nan",
+  return cli_fail(message,
+                  "%" PRId64 " of %" PRId64
+                  " elements are NaN, the first at flat index "
+                  "%" PRId64 "; accepted: no NaN, or --allow-nan",
                   count, tensor->count, first);
 }
 
-bool attention_job_read(attention_job* job, cli_message* message) {
+bool attention_job_read(attention_job *job, cli_message *message) {
   for (int i = 0; i < IN_COUNT; ++i) {
     if (job->spec[i] == NULL) continue;
     bool ok = file_tensor_read(&job->in[i], job->spec[i], job_inputs[i].name, job->void2_is_bf16,
@@ -119,7 +137,7 @@ bool attention_job_read(attention_job* job, cli_message* message) {
   return true;
 }
 
-void attention_job_free(attention_job* job) {
+void attention_job_free(attention_job *job) {
   for (int i = 0; i < IN_COUNT; ++i) {
     if ((job->borrowed & (1u << i)) == 0) file_tensor_free(&job->in[i]);
   }
@@ -128,19 +146,18 @@ void attention_job_free(attention_job* job) {
   file_tensor_free(&job->max_logit);
 }
 
-static bool widen_tensor(file_tensor* wide, const file_tensor* from, cli_message* message) {
+static bool widen_tensor(file_tensor *wide, const file_tensor *from, cli_message *message) {
   if (!file_tensor_layout(wide, FILE_F64, from->rank, from->shape, false, message) ||
       !file_tensor_allocate(wide, message)) {
     return false;
   }
-  double* out = wide->data;
+  double *out = wide->data;
   for (int64_t i = 0; i < wide->count; ++i) out[i] = file_tensor_get(from, i);
   return true;
 }
 
-bool attention_job_peer(attention_job* peer, const attention_job* job,
-                        const problem_options* options, const char* backend,
-                        cli_message* message) {
+bool attention_job_peer(attention_job *peer, const attention_job *job,
+                        const problem_options *options, const char *backend, cli_message *message) {
   *peer = *job;
   peer->borrowed = ~0u;
   peer->o = peer->lse = peer->max_logit = (file_tensor){.dtype = FILE_F32};
@@ -159,7 +176,7 @@ bool attention_job_peer(attention_job* peer, const attention_job* job,
   return attention_job_build(peer, &changed, message);
 }
 
-error_figures file_tensor_compare(const file_tensor* x, const file_tensor* reference) {
+error_figures file_tensor_compare(const file_tensor *x, const file_tensor *reference) {
   error_figures figures = {0};
   double square = 0, reference_square = 0;
   for (int64_t i = 0; i < x->count; ++i) {

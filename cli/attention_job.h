@@ -39,11 +39,11 @@ typedef enum job_input {
 
 // What an input may be, for messages and checks.
 typedef struct job_input_row {
-  const char* option;  // without dashes
-  const char* name;    // tensor looked for when a .safetensors file is given without a name
-  const char* help;
+  const char *option;  // without dashes
+  const char *name;    // tensor looked for when a .safetensors file is given without a name
+  const char *help;
   int least_rank, most_rank;
-  uint32_t types;      // bits 1 << file_dtype
+  uint32_t types;  // bits 1 << file_dtype
 } job_input_row;
 extern const job_input_row job_inputs[IN_COUNT];
 
@@ -51,7 +51,7 @@ extern const job_input_row job_inputs[IN_COUNT];
 #define JOB_TYPE(t) (1u << (unsigned)(t))
 
 typedef struct attention_job {
-  const char* spec[IN_COUNT];  // as given; NULL: absent
+  const char *spec[IN_COUNT];  // as given; NULL: absent
   file_tensor in[IN_COUNT];    // data NULL: absent
   uint32_t borrowed;           // bits 1 << job_input: memory that another job frees
   bool alibi_auto;             // slopes made here instead of read
@@ -66,18 +66,17 @@ typedef struct attention_job {
 } attention_job;
 
 // Reads every input named by a spec, checks types and ranks, and NaN unless allowed.
-bool attention_job_read(attention_job* job, cli_message* message);
+bool attention_job_read(attention_job *job, cli_message *message);
 
 // Derives sizes, strides and pointers; allocates outputs. Inputs may also have been filled in by
 // the caller (demo).
-bool attention_job_build(attention_job* job, const problem_options* options, cli_message* message);
-void attention_job_free(attention_job* job);
+bool attention_job_build(attention_job *job, const problem_options *options, cli_message *message);
+void attention_job_free(attention_job *job);
 
 // The same job for another backend, with O in float32. For "reference", Q, K, V and O are float64,
 // unless the inputs are 8-bit. Other inputs are shared with `job`, which must outlive the peer.
-bool attention_job_peer(attention_job* peer, const attention_job* job,
-                        const problem_options* options, const char* backend,
-                        cli_message* message);
+bool attention_job_peer(attention_job *peer, const attention_job *job,
+                        const problem_options *options, const char *backend, cli_message *message);
 
 typedef struct error_figures {
   double max_error, rms_error;  // infinite when exactly one side is NaN somewhere
@@ -85,7 +84,7 @@ typedef struct error_figures {
 } error_figures;
 
 // Compares element by element in C order; shapes must agree. -inf equals -inf, NaN equals NaN.
-error_figures file_tensor_compare(const file_tensor* x, const file_tensor* reference);
+error_figures file_tensor_compare(const file_tensor *x, const file_tensor *reference);
 
 tsr_dtype job_dtype(file_dtype dtype);  // NONE when the library has no such type
 

@@ -21,7 +21,7 @@ static axes axes_of(tsr_order order, bool packed) {
   return order == TSR_ORDER_BSHD ? (axes){0, 2, 1, 3} : (axes){0, 1, 2, 3};
 }
 
-static tsr_layout layout_of(const file_tensor* tensor, axes a) {
+static tsr_layout layout_of(const file_tensor *tensor, axes a) {
   return (tsr_layout){.dtype = job_dtype(tensor->dtype),
                       .order = TSR_ORDER_STRIDED,
                       .stride = {a.b < 0 ? 0 : tensor->stride[a.b], tensor->stride[a.h],
@@ -29,26 +29,26 @@ static tsr_layout layout_of(const file_tensor* tensor, axes a) {
                       .alignment = 64};
 }
 
-static bool present(const attention_job* job, job_input input) {
+static bool present(const attention_job *job, job_input input) {
   return job->in[input].data != NULL;
 }
 
-static const char* shape_of(const attention_job* job, job_input input, char* text, size_t size) {
+static const char *shape_of(const attention_job *job, job_input input, char *text, size_t size) {
   return file_shape_text(&job->in[input], text, size);
 }
 
 // "--k: found; accepted" with both shapes in it.
-static bool mismatch(const attention_job* job, job_input input, job_input other, const char* what,
-                     int64_t found, int64_t wanted, cli_message* message) {
+static bool mismatch(const attention_job *job, job_input input, job_input other, const char *what,
+                     int64_t found, int64_t wanted, cli_message *message) {
   char a[160], b[160];
-  return cli_fail(message, "--%s: %s is %" PRId64 " (shape %s); accepted: %" PRId64
-                           ", as in --%s (shape %s)",
-                  job_inputs[input].option, what, found, shape_of(job, input, a, sizeof a), wanted,
-                  job_inputs[other].option, shape_of(job, other, b, sizeof b));
+  return cli_fail(
+      message, "--%s: %s is %" PRId64 " (shape %s); accepted: %" PRId64 ", as in --%s (shape %s)",
+      job_inputs[input].option, what, found, shape_of(job, input, a, sizeof a), wanted,
+      job_inputs[other].option, shape_of(job, other, b, sizeof b));
 }
 
-static bool check_rank(const attention_job* job, job_input input, bool packed,
-                       cli_message* message) {
+static bool check_rank(const attention_job *job, job_input input, bool packed,
+                       cli_message *message) {
   int wanted = packed ? 3 : 4;
   if (job->in[input].rank == wanted) return true;
   char text[160];
@@ -59,17 +59,17 @@ static bool check_rank(const attention_job* job, job_input input, bool packed,
 }
 
 // One element of an integer array.
-static int64_t integer_at(const file_tensor* tensor, int64_t i) {
+static int64_t integer_at(const file_tensor *tensor, int64_t i) {
   int64_t offset = tensor->rank > 1 ? i / tensor->shape[1] * tensor->stride[0] +
                                           i % tensor->shape[1] * tensor->stride[1]
                                     : i * tensor->stride[0];
-  return tensor->dtype == FILE_I64 ? ((const int64_t*)tensor->data)[offset]
-                                   : (int64_t)((const int32_t*)tensor->data)[offset];
+  return tensor->dtype == FILE_I64 ? ((const int64_t *)tensor->data)[offset]
+                                   : (int64_t)((const int32_t *)tensor->data)[offset];
 }
 
 // All integer arrays of a problem have one element type: I32 if every file holds I32, else I64.
 // A page table in Fortran order is also made dense, because the problem has one stride for it.
-static bool unify_integers(attention_job* job, cli_message* message) {
+static bool unify_integers(attention_job *job, cli_message *message) {
   bool wide = false;
   bool any = false;
   for (int i = IN_CU_Q; i <= IN_PAGE_TABLE; ++i) {
@@ -81,7 +81,7 @@ static bool unify_integers(attention_job* job, cli_message* message) {
   job->problem.index_dtype = !any ? TSR_DTYPE_NONE : wide ? TSR_DTYPE_I64 : TSR_DTYPE_I32;
   if (!wide) return true;
   for (int i = IN_CU_Q; i <= IN_PAGE_TABLE; ++i) {
-    file_tensor* old = &job->in[i];
+    file_tensor *old = &job->in[i];
     bool dense = old->rank < 2 || old->stride[1] == 1 || old->shape[1] <= 1;
     if (!present(job, (job_input)i) || (old->dtype == FILE_I64 && dense)) continue;
     file_tensor fresh;
@@ -89,7 +89,7 @@ static bool unify_integers(attention_job* job, cli_message* message) {
         !file_tensor_allocate(&fresh, message)) {
       return false;
     }
-    for (int64_t n = 0; n < fresh.count; ++n) ((int64_t*)fresh.data)[n] = integer_at(old, n);
+    for (int64_t n = 0; n < fresh.count; ++n) ((int64_t *)fresh.data)[n] = integer_at(old, n);
     if ((job->borrowed & (1u << i)) == 0) file_tensor_free(old);
     job->borrowed &= ~(1u << i);
     *old = fresh;
@@ -99,7 +99,7 @@ static bool unify_integers(attention_job* job, cli_message* message) {
 
 // Longest sequence of a packed tensor; 0 (unknown) if the offsets do not ascend, which the library
 // refuses when it runs.
-static int64_t longest(const file_tensor* offsets) {
+static int64_t longest(const file_tensor *offsets) {
   int64_t most = 0;
   for (int64_t i = 0; i + 1 < offsets->count; ++i) {
     int64_t begin = integer_at(offsets, i), end = integer_at(offsets, i + 1);
@@ -109,8 +109,8 @@ static int64_t longest(const file_tensor* offsets) {
   return most;
 }
 
-static bool set_batch(attention_job* job, int64_t* batch, bool* known, int64_t found,
-                      job_input input, job_input* source, cli_message* message) {
+static bool set_batch(attention_job *job, int64_t *batch, bool *known, int64_t found,
+                      job_input input, job_input *source, cli_message *message) {
   if (!*known) {
     *batch = found;
     *known = true;
@@ -122,11 +122,11 @@ static bool set_batch(attention_job* job, int64_t* batch, bool* known, int64_t f
 }
 
 // B from every file that has one.
-static bool find_batch(attention_job* job, bool packed_q, bool packed_k, bool paged,
-                       cli_message* message) {
+static bool find_batch(attention_job *job, bool packed_q, bool packed_k, bool paged,
+                       cli_message *message) {
   bool known = false;
   job_input source = IN_Q;
-  int64_t* batch = &job->problem.batch;
+  int64_t *batch = &job->problem.batch;
   if (!packed_q && !set_batch(job, batch, &known, job->in[IN_Q].shape[0], IN_Q, &source, message)) {
     return false;
   }
@@ -147,8 +147,8 @@ static bool find_batch(attention_job* job, bool packed_q, bool packed_k, bool pa
   return true;
 }
 
-static bool set_sizes(attention_job* job, tsr_order order, cli_message* message) {
-  tsr_problem* p = &job->problem;
+static bool set_sizes(attention_job *job, tsr_order order, cli_message *message) {
+  tsr_problem *p = &job->problem;
   bool packed_q = present(job, IN_CU_Q), packed_k = present(job, IN_CU_K);
   bool paged = present(job, IN_PAGE_TABLE);
   if (paged && packed_k) {
@@ -194,13 +194,14 @@ static bool set_sizes(attention_job* job, tsr_order order, cli_message* message)
   return true;
 }
 
-static bool check_page_size(const attention_job* job, cli_message* message) {
+static bool check_page_size(const attention_job *job, cli_message *message) {
   bool paged = present(job, IN_PAGE_TABLE);
   if (job->page_size == 0) return true;
   if (!paged) return cli_fail(message, "--page-size: needs --page-table");
   if (job->page_size != job->problem.page_size) {
-    return cli_fail(message, "--page-size: %" PRId64 "; accepted: %" PRId64
-                             ", the rows per page of --k (or leave it out)",
+    return cli_fail(message,
+                    "--page-size: %" PRId64 "; accepted: %" PRId64
+                    ", the rows per page of --k (or leave it out)",
                     job->page_size, job->problem.page_size);
   }
   return true;
@@ -208,9 +209,9 @@ static bool check_page_size(const attention_job* job, cli_message* message) {
 
 // Strides of a tensor whose axes align with the last axes of `full` as in NumPy: missing or 1 means
 // broadcast.
-static bool broadcast_layout(const attention_job* job, job_input input, const int64_t full[4],
-                             bool bound_only, tsr_layout* layout, cli_message* message) {
-  const file_tensor* t = &job->in[input];
+static bool broadcast_layout(const attention_job *job, job_input input, const int64_t full[4],
+                             bool bound_only, tsr_layout *layout, cli_message *message) {
+  const file_tensor *t = &job->in[input];
   *layout = (tsr_layout){.dtype = job_dtype(t->dtype), .order = TSR_ORDER_STRIDED};
   for (int i = 0; i < 4; ++i) {
     int axis = i - (4 - t->rank);
@@ -219,8 +220,9 @@ static bool broadcast_layout(const attention_job* job, job_input input, const in
     bool fits = t->shape[axis] == full[i] || (bound_only && i >= 2 && t->shape[axis] > full[i]);
     if (!fits) {
       char text[160];
-      return cli_fail(message, "--%s: shape %s; accepted: axes [%" PRId64 ", %" PRId64 ", %" PRId64
-                               ", %" PRId64 "], each of that size, 1, or left out from the front",
+      return cli_fail(message,
+                      "--%s: shape %s; accepted: axes [%" PRId64 ", %" PRId64 ", %" PRId64
+                      ", %" PRId64 "], each of that size, 1, or left out from the front",
                       job_inputs[input].option, shape_of(job, input, text, sizeof text), full[0],
                       full[1], full[2], full[3]);
     }
@@ -229,8 +231,8 @@ static bool broadcast_layout(const attention_job* job, job_input input, const in
   return true;
 }
 
-static bool set_score_tensors(attention_job* job, cli_message* message) {
-  tsr_problem* p = &job->problem;
+static bool set_score_tensors(attention_job *job, cli_message *message) {
+  tsr_problem *p = &job->problem;
   int64_t keys = p->page_size > 0 ? p->max_pages * p->page_size : p->seq_k;
   int64_t full[4] = {p->batch, p->heads_q, p->seq_q, keys};
   bool packed = present(job, IN_CU_Q) || present(job, IN_CU_K);
@@ -259,9 +261,9 @@ static bool set_score_tensors(attention_job* job, cli_message* message) {
 
 // Slopes of Press et al. 2022: a geometric sequence from 2^(-8/n) for n heads, n a power of two;
 // otherwise those of the next lower power, then every other one of the next higher.
-static bool make_slopes(attention_job* job, cli_message* message) {
+static bool make_slopes(attention_job *job, cli_message *message) {
   int64_t heads = job->problem.heads_q;
-  file_tensor* t = &job->in[IN_ALIBI];
+  file_tensor *t = &job->in[IN_ALIBI];
   if (!file_tensor_layout(t, FILE_F32, 1, &heads, false, message) ||
       !file_tensor_allocate(t, message)) {
     return false;
@@ -269,7 +271,7 @@ static bool make_slopes(attention_job* job, cli_message* message) {
   job->borrowed &= ~(1u << IN_ALIBI);
   int64_t lower = 1;
   while (lower * 2 <= heads) lower *= 2;
-  float* slope = t->data;
+  float *slope = t->data;
   for (int64_t h = 0; h < heads; ++h) {
     double exponent = h < lower ? -8.0 * (double)(h + 1) / (double)lower
                                 : -8.0 * (double)(2 * (h - lower) + 1) / (double)(2 * lower);
@@ -278,9 +280,9 @@ static bool make_slopes(attention_job* job, cli_message* message) {
   return true;
 }
 
-static bool dense_vector(const attention_job* job, job_input input, int64_t wanted,
-                         const char* what, cli_message* message) {
-  const file_tensor* t = &job->in[input];
+static bool dense_vector(const attention_job *job, job_input input, int64_t wanted,
+                         const char *what, cli_message *message) {
+  const file_tensor *t = &job->in[input];
   int64_t found = t->shape[t->rank - 1];
   if (found != wanted) {
     return cli_fail(message, "--%s: %" PRId64 " values per row; accepted: %" PRId64 " (%s)",
@@ -293,11 +295,11 @@ static bool dense_vector(const attention_job* job, job_input input, int64_t want
   return true;
 }
 
-static bool set_vectors(attention_job* job, cli_message* message) {
-  tsr_problem* p = &job->problem;
+static bool set_vectors(attention_job *job, cli_message *message) {
+  tsr_problem *p = &job->problem;
   if (job->alibi_auto && !present(job, IN_ALIBI) && !make_slopes(job, message)) return false;
   if (present(job, IN_ALIBI)) {
-    const file_tensor* t = &job->in[IN_ALIBI];
+    const file_tensor *t = &job->in[IN_ALIBI];
     if (!dense_vector(job, IN_ALIBI, p->heads_q, "query heads", message)) return false;
     if (t->rank == 2 && t->shape[0] != p->batch) {
       return cli_fail(message, "--alibi: %" PRId64 " rows; accepted: %" PRId64 " (batch)",
@@ -314,17 +316,21 @@ static bool set_vectors(attention_job* job, cli_message* message) {
   return true;
 }
 
-static void set_arrays(attention_job* job) {
+static void set_arrays(attention_job *job) {
   static const struct {
     job_input input;
     uint32_t bit;
-  } kArrays[] = {{IN_CU_Q, TSR_ARRAY_CU_Q},           {IN_CU_K, TSR_ARRAY_CU_K},
-                 {IN_USED_Q, TSR_ARRAY_USED_Q},       {IN_USED_K, TSR_ARRAY_USED_K},
-                 {IN_LEFT_PAD_Q, TSR_ARRAY_LEFT_PAD_Q}, {IN_LEFT_PAD_K, TSR_ARRAY_LEFT_PAD_K},
-                 {IN_PREFIX, TSR_ARRAY_PREFIX},       {IN_DIAGONAL, TSR_ARRAY_DIAGONAL}};
-  const void** pointers[] = {&job->args.cu_q,       &job->args.cu_k,       &job->args.used_q,
-                             &job->args.used_k,     &job->args.left_pad_q, &job->args.left_pad_k,
-                             &job->args.prefix,     &job->args.diagonal};
+  } kArrays[] = {{IN_CU_Q, TSR_ARRAY_CU_Q},
+                 {IN_CU_K, TSR_ARRAY_CU_K},
+                 {IN_USED_Q, TSR_ARRAY_USED_Q},
+                 {IN_USED_K, TSR_ARRAY_USED_K},
+                 {IN_LEFT_PAD_Q, TSR_ARRAY_LEFT_PAD_Q},
+                 {IN_LEFT_PAD_K, TSR_ARRAY_LEFT_PAD_K},
+                 {IN_PREFIX, TSR_ARRAY_PREFIX},
+                 {IN_DIAGONAL, TSR_ARRAY_DIAGONAL}};
+  const void **pointers[] = {&job->args.cu_q,   &job->args.cu_k,       &job->args.used_q,
+                             &job->args.used_k, &job->args.left_pad_q, &job->args.left_pad_k,
+                             &job->args.prefix, &job->args.diagonal};
   for (size_t i = 0; i < sizeof kArrays / sizeof kArrays[0]; ++i) {
     if (!present(job, kArrays[i].input)) continue;
     job->problem.arrays |= kArrays[i].bit;
@@ -333,11 +339,11 @@ static void set_arrays(attention_job* job) {
   job->args.page_table = job->in[IN_PAGE_TABLE].data;
 }
 
-static void set_scales(attention_job* job) {
-  tsr_layout* layouts[3] = {&job->problem.q_scale, &job->problem.k_scale, &job->problem.v_scale};
-  const float** pointers[3] = {&job->args.q_scale, &job->args.k_scale, &job->args.v_scale};
+static void set_scales(attention_job *job) {
+  tsr_layout *layouts[3] = {&job->problem.q_scale, &job->problem.k_scale, &job->problem.v_scale};
+  const float **pointers[3] = {&job->args.q_scale, &job->args.k_scale, &job->args.v_scale};
   for (int i = 0; i < 3; ++i) {
-    const file_tensor* t = &job->in[IN_Q_SCALE + i];
+    const file_tensor *t = &job->in[IN_Q_SCALE + i];
     if (t->data == NULL) continue;
     *layouts[i] = (tsr_layout){.dtype = TSR_DTYPE_F32, .order = TSR_ORDER_STRIDED};
     for (int a = 0; a < 3; ++a) layouts[i]->stride[a] = t->shape[a] == 1 ? 0 : t->stride[a];
@@ -347,9 +353,9 @@ static void set_scales(attention_job* job) {
   job->problem.scale_rows_k = job->scale_rows_k;
 }
 
-static bool make_row_output(attention_job* job, file_tensor* out, tsr_layout* layout, float** pointer,
-                            cli_message* message) {
-  const tsr_problem* p = &job->problem;
+static bool make_row_output(attention_job *job, file_tensor *out, tsr_layout *layout,
+                            float **pointer, cli_message *message) {
+  const tsr_problem *p = &job->problem;
   bool packed = (p->arrays & TSR_ARRAY_CU_Q) != 0;
   int64_t shape[3] = {p->batch, p->heads_q, p->seq_q};
   int64_t packed_shape[2] = {p->heads_q, p->total_q};
@@ -365,8 +371,8 @@ static bool make_row_output(attention_job* job, file_tensor* out, tsr_layout* la
   return true;
 }
 
-static bool make_outputs(attention_job* job, const problem_options* options, cli_message* message) {
-  tsr_problem* p = &job->problem;
+static bool make_outputs(attention_job *job, const problem_options *options, cli_message *message) {
+  tsr_problem *p = &job->problem;
   bool packed = (p->arrays & TSR_ARRAY_CU_Q) != 0;
   axes a = axes_of(options->order, packed);
   int64_t shape[4];
@@ -394,7 +400,7 @@ static bool make_outputs(attention_job* job, const problem_options* options, cli
          make_row_output(job, &job->max_logit, &p->max_logit, &job->args.max_logit, message);
 }
 
-bool attention_job_build(attention_job* job, const problem_options* options, cli_message* message) {
+bool attention_job_build(attention_job *job, const problem_options *options, cli_message *message) {
   job->problem = (tsr_problem){.struct_size = sizeof job->problem};
   job->args = (tsr_args){.struct_size = sizeof job->args};
   if (!unify_integers(job, message) || !set_sizes(job, options->order, message) ||

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera bench: checked timings with their protocol, one record per length; as a table, JSON lines,
-// or an SVG plot. What is measured and how is in bench/README.md; this file reads options and prints.
+// tessera bench: checked timings with their protocol, one record per length; as a table, JSON
+// lines, or an SVG plot. What is measured and how is in bench/README.md; this file reads options
+// and prints.
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ typedef struct bench_options {
   int64_t repeats, warmup;
   double sample_seconds;
   bool no_check, standard, json;
-  const char* plot;
+  const char *plot;
 } bench_options;
 
 static const struct argp_option kOptions[] = {
@@ -54,12 +55,12 @@ static const struct argp_option kOptions[] = {
     PARSE_HELP_OPTION,
     {0}};
 
-static const parse_word kPasses[] = {{"forward", TSR_PASS_FORWARD},
-                                     {"backward", TSR_PASS_BACKWARD}, {NULL, 0}};
+static const parse_word kPasses[] = {
+    {"forward", TSR_PASS_FORWARD}, {"backward", TSR_PASS_BACKWARD}, {NULL, 0}};
 
-static error_t parse_bench(int key, char* arg, struct argp_state* argp_state) {
-  bench_options* options = argp_state->input;
-  cli_message* message = options->state.message;
+static error_t parse_bench(int key, char *arg, struct argp_state *argp_state) {
+  bench_options *options = argp_state->input;
+  cli_message *message = options->state.message;
   switch (key) {
     case ARGP_KEY_INIT:
       argp_state->child_inputs[0] = &options->shape;
@@ -80,15 +81,24 @@ static error_t parse_bench(int key, char* arg, struct argp_state* argp_state) {
       }
       if (options->sample_seconds <= 0) cli_fail(message, "'%s'; accepted: above 0", arg);
       return parse_refuse(&options->state, "--sample-seconds");
-    case KEY_NO_CHECK: options->no_check = true; return 0;
-    case KEY_STANDARD: options->standard = true; return 0;
-    case KEY_PLOT: options->plot = arg; return 0;
-    case KEY_JSON: options->json = true; return 0;
-    default: return parse_common(key, argp_state, &options->state);
+    case KEY_NO_CHECK:
+      options->no_check = true;
+      return 0;
+    case KEY_STANDARD:
+      options->standard = true;
+      return 0;
+    case KEY_PLOT:
+      options->plot = arg;
+      return 0;
+    case KEY_JSON:
+      options->json = true;
+      return 0;
+    default:
+      return parse_common(key, argp_state, &options->state);
   }
 }
 
-static bool check_options(const bench_options* options, cli_message* message) {
+static bool check_options(const bench_options *options, cli_message *message) {
   if (options->plot == NULL) return true;
   size_t n = strlen(options->plot);
   if (n < 5 || strcmp(options->plot + n - 4, ".svg") != 0) {
@@ -96,27 +106,31 @@ static bool check_options(const bench_options* options, cli_message* message) {
                     options->plot);
   }
   if (!report_can_plot()) {
-    return cli_fail(message, "--plot: gnuplot is not installed here; accepted: with gnuplot on "
-                             "PATH (package gnuplot-nox), or without --plot");
+    return cli_fail(message,
+                    "--plot: gnuplot is not installed here; accepted: with gnuplot on "
+                    "PATH (package gnuplot-nox), or without --plot");
   }
   return true;
 }
 
-static void print_head(const bench_machine* machine, const bench_probe* probe,
-                       const bench_options* options) {
+static void print_head(const bench_machine *machine, const bench_probe *probe,
+                       const bench_options *options) {
   printf("# tessera %s; %s, %d threads, clock %.2f GHz; %s\n", tsr_version_string(), machine->cpu,
          probe->threads, probe->clock_hz * 1e-9, machine->compiler);
   printf("# probes: float32 %s %.1f GFLOP/s, memory read %.1f GB/s\n", probe->isa,
          probe->flops_f32 * 1e-9, probe->read_bytes * 1e-9);
-  printf("# %" PRId64 " warm-up calls, %" PRId64 " samples of %g s; time: median (quartile spread)\n",
+  printf("# %" PRId64 " warm-up calls, %" PRId64
+         " samples of %g s; time: median (quartile spread)\n",
          options->warmup, options->repeats, options->sample_seconds);
 }
 
-static void table_row(text_table* table, const bench_record* r, const bench_probe* probe) {
-  const bench_times* t = &r->times;
+static void table_row(text_table *table, const bench_options *options, const bench_record *r,
+                      const bench_probe *probe) {
+  const bench_times *t = &r->times;
   char text[64], mask[256];
-  const tsr_problem* p = &r->problem;
-  table_cell(table, "%" PRId64 " %" PRId64 "/%" PRId64 " %" PRId64 "x%" PRId64 " %" PRId64 "/%" PRId64,
+  const tsr_problem *p = &r->problem;
+  table_cell(table,
+             "%" PRId64 " %" PRId64 "/%" PRId64 " %" PRId64 "x%" PRId64 " %" PRId64 "/%" PRId64,
              p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk, p->dim_v);
   table_cell(table, "%s", bench_dtype_name(p->q.dtype));
   table_cell(table, "%.90s", report_mask(p, mask, sizeof mask));
@@ -132,7 +146,11 @@ static void table_row(text_table* table, const bench_record* r, const bench_prob
   } else {
     table_cell(table, "-");
   }
-  table_cell(table, "%.3g, %s", r->ratio, r->check);
+  if (options->no_check) {
+    table_cell(table, "%s", r->check);
+  } else {
+    table_cell(table, "%.3g, %s", r->ratio, r->check);
+  }
 }
 
 static int exit_of(bench_status status) {
@@ -141,12 +159,12 @@ static int exit_of(bench_status status) {
                                    : CLI_EXIT_FAILED;
 }
 
-static int write_plot(const bench_options* options, const bench_record* records, size_t count,
-                      const bench_probe* probe, const bench_machine* machine,
-                      cli_message* message) {
+static int write_plot(const bench_options *options, const bench_record *records, size_t count,
+                      const bench_probe *probe, const bench_machine *machine,
+                      cli_message *message) {
   char why[256];
   size_t length = 0;
-  char* svg = report_plot(records, count, probe, machine, &length, why, sizeof why);
+  char *svg = report_plot(records, count, probe, machine, &length, why, sizeof why);
   if (svg == NULL) {
     cli_fail(message, "--plot: %s", why);
     return CLI_EXIT_FAILED;
@@ -156,9 +174,17 @@ static int write_plot(const bench_options* options, const bench_record* records,
   return ok ? CLI_EXIT_OK : CLI_EXIT_FAILED;
 }
 
-static int run_all(const bench_options* options, tsr_context* context, cli_message* message) {
-  static const char* const kHeader[] = {"B Hq/Hkv SqxSk D/Dv", "type", "mask", "kernel", "time",
-                                        "TFLOP/s", "GB/s", "bytes", "roofline", "vs standard",
+static int run_all(const bench_options *options, tsr_context *context, cli_message *message) {
+  static const char *const kHeader[] = {"B Hq/Hkv SqxSk D/Dv",
+                                        "type",
+                                        "mask",
+                                        "kernel",
+                                        "time",
+                                        "TFLOP/s",
+                                        "GB/s",
+                                        "bytes",
+                                        "roofline",
+                                        "vs standard",
                                         "error/bound"};
   size_t count = shape_options_count(&options->shape);
   bench_record records[16];
@@ -173,11 +199,15 @@ static int run_all(const bench_options* options, tsr_context* context, cli_messa
   }
   int code = CLI_EXIT_OK;
   for (size_t i = 0; code == CLI_EXIT_OK && i < count; ++i) {
-    bench_request request = {.context = context, .problem = TSR_PROBLEM_INIT,
-                             .pass = (tsr_pass)options->pass, .seed = options->problem.seed,
-                             .warmup = (int)options->warmup, .repeats = (int)options->repeats,
+    bench_request request = {.context = context,
+                             .problem = TSR_PROBLEM_INIT,
+                             .pass = (tsr_pass)options->pass,
+                             .seed = options->problem.seed,
+                             .warmup = (int)options->warmup,
+                             .repeats = (int)options->repeats,
                              .sample_seconds = options->sample_seconds,
-                             .check = !options->no_check, .standard = options->standard,
+                             .check = !options->no_check,
+                             .standard = options->standard,
                              .threads = (int)options->problem.threads};
     if (!shape_options_apply(&options->shape, &options->problem, i, &request.problem, message)) {
       code = CLI_EXIT_BAD_INPUT;
@@ -185,8 +215,9 @@ static int run_all(const bench_options* options, tsr_context* context, cli_messa
     }
     if (request.problem.batch * request.problem.heads_q * request.problem.seq_q == 0 ||
         request.problem.heads_kv == 0) {
-      cli_fail(message, "the problem has no rows: nothing to time; accepted: --b, --hq, --hkv, --sq "
-                        "above 0");
+      cli_fail(message,
+               "the problem has no rows: nothing to time; accepted: --b, --hq, --hkv, --sq "
+               "above 0");
       code = CLI_EXIT_BAD_INPUT;
       break;
     }
@@ -195,7 +226,7 @@ static int run_all(const bench_options* options, tsr_context* context, cli_messa
     if (code != CLI_EXIT_OK) {
       cli_fail(message, "%s", why);
     } else if (!options->json) {
-      table_row(&table, &records[i], &probe);
+      table_row(&table, options, &records[i], &probe);
     } else if (!json_print_line(report_json(&records[i], &probe, &machine))) {
       code = CLI_EXIT_FAILED;
     }
@@ -208,21 +239,23 @@ static int run_all(const bench_options* options, tsr_context* context, cli_messa
   return code;
 }
 
-int command_bench(int argc, char** argv) {
-  const struct argp_child children[] = {{&shape_options_argp, 0, 0, 0},
-                                        {&problem_options_argp, 0, 0, 0},
-                                        {0}};
-  const struct argp argp = {kOptions, parse_bench, 0,
-                            "Times attention on random inputs, after checking the result.", children,
-                            0, 0};
+int command_bench(int argc, char **argv) {
+  const struct argp_child children[] = {
+      {&shape_options_argp, 0, 0, 0}, {&problem_options_argp, 0, 0, 0}, {0}};
+  const struct argp argp = {
+      kOptions, parse_bench, 0, "Times attention on random inputs, after checking the result.",
+      children, 0,           0};
   cli_message message = {.text = ""};
-  bench_options options = {.state = {.message = &message}, .pass = TSR_PASS_FORWARD, .repeats = 15,
-                           .warmup = 3, .sample_seconds = 0.02};
+  bench_options options = {.state = {.message = &message},
+                           .pass = TSR_PASS_FORWARD,
+                           .repeats = 15,
+                           .warmup = 3,
+                           .sample_seconds = 0.02};
   problem_options_init(&options.problem, &options.state);
   shape_options_init(&options.shape, &options.state);
   parse_result parsed = parse_command(&argp, "tessera bench", argc, argv, &options.state, &options);
   if (parsed == PARSE_HELP) return CLI_EXIT_OK;
-  tsr_context* context = NULL;
+  tsr_context *context = NULL;
   int code = CLI_EXIT_BAD_INPUT;
   if (parsed == PARSE_OK && check_options(&options, &message) &&
       cli_context_create(&context, options.problem.threads, NULL, &message)) {

@@ -56,26 +56,40 @@ static const struct argp_option kOptions[] = {
     PARSE_HELP_OPTION,
     {0}};
 
-static const parse_word kDtypes[] = {{"f32", TSR_DTYPE_F32}, {"f16", TSR_DTYPE_F16},
-                                     {"bf16", TSR_DTYPE_BF16}, {NULL, 0}};
-static const parse_word kPasses[] = {{"forward", TSR_PASS_FORWARD},
-                                     {"both", TSR_PASS_FORWARD | TSR_PASS_BACKWARD}, {NULL, 0}};
+static const parse_word kDtypes[] = {
+    {"f32", TSR_DTYPE_F32}, {"f16", TSR_DTYPE_F16}, {"bf16", TSR_DTYPE_BF16}, {NULL, 0}};
+static const parse_word kPasses[] = {
+    {"forward", TSR_PASS_FORWARD}, {"both", TSR_PASS_FORWARD | TSR_PASS_BACKWARD}, {NULL, 0}};
 static const parse_word kLevels[] = {{"default", TSR_DETERMINISM_DEFAULT},
                                      {"deterministic", TSR_DETERMINISM_DETERMINISTIC},
                                      {"batch-invariant", TSR_DETERMINISM_BATCH_INVARIANT},
                                      {NULL, 0}};
 
-static error_t parse_check(int key, char* arg, struct argp_state* argp_state) {
-  check_options* options = argp_state->input;
-  cli_message* message = options->state.message;
+static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
+  check_options *options = argp_state->input;
+  cli_message *message = options->state.message;
   switch (key) {
-    case KEY_BACKEND: options->backend = arg; return 0;
-    case KEY_KERNEL: options->kernel = arg; return 0;
-    case KEY_GROUP: options->group = arg; return 0;
-    case KEY_CASE: options->name = arg; return 0;
-    case KEY_QUICK: options->quick = true; return 0;
-    case KEY_VERBOSE: options->verbose = true; return 0;
-    case KEY_JSON: options->json = true; return 0;
+    case KEY_BACKEND:
+      options->backend = arg;
+      return 0;
+    case KEY_KERNEL:
+      options->kernel = arg;
+      return 0;
+    case KEY_GROUP:
+      options->group = arg;
+      return 0;
+    case KEY_CASE:
+      options->name = arg;
+      return 0;
+    case KEY_QUICK:
+      options->quick = true;
+      return 0;
+    case KEY_VERBOSE:
+      options->verbose = true;
+      return 0;
+    case KEY_JSON:
+      options->json = true;
+      return 0;
     case KEY_DTYPE:
       if (parse_choice(arg, kDtypes, &options->dtype, message)) return 0;
       return parse_refuse(&options->state, "--dtype");
@@ -92,7 +106,8 @@ static error_t parse_check(int key, char* arg, struct argp_state* argp_state) {
       if (parse_real(arg, &options->scale_bound, message) && options->scale_bound >= 0) return 0;
       if (options->scale_bound < 0) cli_fail(message, "'%s'; accepted: 0 and more", arg);
       return parse_refuse(&options->state, "--scale-bound");
-    default: return parse_common(key, argp_state, &options->state);
+    default:
+      return parse_common(key, argp_state, &options->state);
   }
 }
 
@@ -101,8 +116,8 @@ typedef struct line_state {
   bool verbose;
 } line_state;
 
-static void on_record(void* user, const tsr_check_record* record) {
-  line_state* line = user;
+static void on_record(void *user, const tsr_check_record *record) {
+  line_state *line = user;
   tsr_check_tally_add(&line->tally, record);
   if (!line->verbose) return;
   char text[1024];
@@ -110,27 +125,28 @@ static void on_record(void* user, const tsr_check_record* record) {
   fprintf(stderr, "%s\n", text);
 }
 
-static const char* verdict_of(const tsr_check_tally* tally) {
+static const char *verdict_of(const tsr_check_tally *tally) {
   if (tally->failed > 0) return "FAIL";
   return tally->passed > 0 ? "ok" : tally->refused > 0 ? "refused" : "skipped";
 }
 
-static bool print_line(const check_options* options, const char* backend, const char* group,
-                       const tsr_check_tally* tally) {
+static bool print_line(const check_options *options, const char *backend, const char *group,
+                       const tsr_check_tally *tally) {
   if (options->json) {
-    return json_print_line(json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:s, s:s, s:s}", "backend", backend, "group",
-        group, "verdict", verdict_of(tally), "passed", (json_int_t)tally->passed, "failed",
-        (json_int_t)tally->failed, "refused", (json_int_t)tally->refused, "skipped",
-        (json_int_t)tally->skipped, "worst_error_over_bound", json_real_or_null(tally->worst_ratio),
-        "worst_case", tally->worst_case, "first_failure", tally->first_failure, "first_refusal",
-        tally->first_refusal));
+    return json_print_line(
+        json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:s, s:s, s:s}", "backend", backend,
+                  "group", group, "verdict", verdict_of(tally), "passed", (json_int_t)tally->passed,
+                  "failed", (json_int_t)tally->failed, "refused", (json_int_t)tally->refused,
+                  "skipped", (json_int_t)tally->skipped, "worst_error_over_bound",
+                  json_real_or_null(tally->worst_ratio), "worst_case", tally->worst_case,
+                  "first_failure", tally->first_failure, "first_refusal", tally->first_refusal));
   }
   printf("%-10s %-14s %-8s %5lld passed %4lld failed %4lld refused %4lld skipped", backend, group,
          verdict_of(tally), (long long)tally->passed, (long long)tally->failed,
          (long long)tally->refused, (long long)tally->skipped);
   if (tally->passed + tally->failed > 0) {
-    printf(tally->worst_ratio < 1000 ? "  worst error/bound %.3f (%s)" : "  worst error/bound %.3g (%s)",
+    printf(tally->worst_ratio < 1000 ? "  worst error/bound %.3f (%s)"
+                                     : "  worst error/bound %.3g (%s)",
            tally->worst_ratio, tally->worst_case);
   }
   putchar('\n');
@@ -143,8 +159,9 @@ static bool print_line(const check_options* options, const char* backend, const 
 enum { kMaxBackends = 32 };
 
 // Runs every wanted group on every wanted backend. Returns an exit status.
-static int run_groups(const check_options* options, tsr_check_options* check, cli_message* message) {
-  const char* backends[kMaxBackends];
+static int run_groups(const check_options *options, tsr_check_options *check,
+                      cli_message *message) {
+  const char *backends[kMaxBackends];
   int32_t count = tsr_check_backends(check, backends, kMaxBackends);
   if (count == 0) {
     cli_fail(message, "no backend to check%s%s", options->backend != NULL ? ": --backend " : "",
@@ -158,7 +175,7 @@ static int run_groups(const check_options* options, tsr_check_options* check, cl
     int64_t passed_here = 0;
     check->backend = backends[b];
     for (int32_t g = 0; g < tsr_check_group_count(); ++g) {
-      const char* group = tsr_check_group_name(g);
+      const char *group = tsr_check_group_name(g);
       if (options->group != NULL && strcmp(options->group, group) != 0) continue;
       group_seen = true;
       line_state line = {.verbose = options->verbose};
@@ -200,21 +217,20 @@ static int run_groups(const check_options* options, tsr_check_options* check, cl
   return CLI_EXIT_FAILED;
 }
 
-int command_check(int argc, char** argv) {
-  const struct argp argp = {kOptions, parse_check, 0,
-                            "Compares every backend with the double-precision reference.", 0, 0, 0};
+int command_check(int argc, char **argv) {
+  const struct argp argp = {
+      kOptions, parse_check, 0, "Compares every backend with the double-precision reference.",
+      0,        0,           0};
   cli_message message = {.text = ""};
-  check_options options = {.state = {.message = &message},
-                           .passes = TSR_PASS_FORWARD,
-                           .scale_bound = 1.0};
+  check_options options = {
+      .state = {.message = &message}, .passes = TSR_PASS_FORWARD, .scale_bound = 1.0};
   parse_result parsed = parse_command(&argp, "tessera check", argc, argv, &options.state, &options);
   if (parsed == PARSE_HELP) return CLI_EXIT_OK;
-  if (parsed == PARSE_OK && options.quick && options.dtype != 0 &&
-      options.dtype != TSR_DTYPE_F32) {
+  if (parsed == PARSE_OK && options.quick && options.dtype != 0 && options.dtype != TSR_DTYPE_F32) {
     cli_fail(&message, "--quick: float32 only, --dtype says another; accepted: one of them");
     parsed = PARSE_BAD;
   }
-  tsr_context* context = NULL;
+  tsr_context *context = NULL;
   int code = CLI_EXIT_BAD_INPUT;
   if (parsed == PARSE_OK && cli_context_create(&context, options.threads, NULL, &message)) {
     int dtype = options.quick ? (int)TSR_DTYPE_F32 : options.dtype;

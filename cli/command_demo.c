@@ -41,12 +41,16 @@ static const struct argp_option kOptions[] = {
     PARSE_HELP_OPTION,
     {0}};
 
-static error_t parse_demo(int key, char* arg, struct argp_state* argp_state) {
-  demo_options* options = argp_state->input;
-  cli_message* message = options->state.message;
+static error_t parse_demo(int key, char *arg, struct argp_state *argp_state) {
+  demo_options *options = argp_state->input;
+  cli_message *message = options->state.message;
   switch (key) {
-    case KEY_BACKEND: options->backend = arg; return 0;
-    case KEY_JSON: options->json = true; return 0;
+    case KEY_BACKEND:
+      options->backend = arg;
+      return 0;
+    case KEY_JSON:
+      options->json = true;
+      return 0;
     case KEY_THREADS:
       if (parse_int64(arg, 1, 4096, &options->threads, message)) return 0;
       return parse_refuse(&options->state, "--threads");
@@ -59,51 +63,55 @@ static error_t parse_demo(int key, char* arg, struct argp_state* argp_state) {
         return 0;
       }
       return parse_common(key, argp_state, &options->state);
-    default: return parse_common(key, argp_state, &options->state);
+    default:
+      return parse_common(key, argp_state, &options->state);
   }
 }
 
 typedef struct layer {
-  char name[64];         // "smollm2.l07"
+  char name[64];  // "smollm2.l07"
   file_tensor q, k, v, o, lse;
   tsr_problem problem;
-  double stored_error;   // of O against the file's, over what two roundings allow; NaN: none stored
-  double standard_error; // max of standard attention's O against the file's O; NaN: none stored
+  double stored_error;  // of O against the file's, over what two roundings allow; NaN: none stored
+  double standard_error;  // max of standard attention's O against the file's O; NaN: none stored
 } layer;
 
-static const char* metadata_for(const safetensors_file* file, const char* name, const char* key) {
+static const char *metadata_for(const safetensors_file *file, const char *name, const char *key) {
   char full[96];
-  const char* dot = strchr(name, '.');
+  const char *dot = strchr(name, '.');
   snprintf(full, sizeof full, "%.*s.%s", (int)(dot != NULL ? dot - name : 0), name, key);
   return safetensors_metadata(file, full);
 }
 
-static bool load_part(const safetensors_file* file, const byte_source* source, const char* name,
-                      const char* part, bool required, file_tensor* out, cli_message* message) {
+static bool load_part(const safetensors_file *file, const byte_source *source, const char *name,
+                      const char *part, bool required, file_tensor *out, cli_message *message) {
   char full[96];
   snprintf(full, sizeof full, "%s.%s", name, part);
-  const safetensors_entry* entry = safetensors_find(file, full);
+  const safetensors_entry *entry = safetensors_find(file, full);
   *out = (file_tensor){.dtype = FILE_F32};
-  if (entry == NULL) return !required || cli_fail(message, "has %s.q but no tensor \"%s\"", name, full);
+  if (entry == NULL)
+    return !required || cli_fail(message, "has %s.q but no tensor \"%s\"", name, full);
   return safetensors_load(out, file, entry, source, message);
 }
 
-static bool set_problem(layer* at, const safetensors_file* file, cli_message* message) {
+static bool set_problem(layer *at, const safetensors_file *file, cli_message *message) {
   static const parse_word kCausal[] = {{"none", TSR_CAUSAL_NONE},
                                        {"top-left", TSR_CAUSAL_TOP_LEFT},
                                        {"bottom-right", TSR_CAUSAL_BOTTOM_RIGHT},
                                        {NULL, 0}};
   const file_tensor *q = &at->q, *k = &at->k, *v = &at->v;
-  tsr_problem* p = &at->problem;
+  tsr_problem *p = &at->problem;
   *p = (tsr_problem)TSR_PROBLEM_INIT;
   if (q->rank != 4 || k->rank != 4 || v->rank != 4 || q->dtype != k->dtype ||
       k->dtype != v->dtype || q->dtype > FILE_F64 || q->shape[0] != k->shape[0] ||
       q->shape[3] != k->shape[3] || memcmp(k->shape, v->shape, 3 * sizeof k->shape[0]) != 0) {
-    return cli_fail(message, "%s: q, k, v do not belong together; accepted: [B, H, S, D] of one "
-                             "floating-point type", at->name);
+    return cli_fail(message,
+                    "%s: q, k, v do not belong together; accepted: [B, H, S, D] of one "
+                    "floating-point type",
+                    at->name);
   }
-  const char* scale = metadata_for(file, at->name, "scale");
-  const char* causal = metadata_for(file, at->name, "causal");
+  const char *scale = metadata_for(file, at->name, "scale");
+  const char *causal = metadata_for(file, at->name, "causal");
   if (scale == NULL || causal == NULL) {
     return cli_fail(message, "metadata has no scale and causal for the model of %s", at->name);
   }
@@ -125,8 +133,8 @@ static bool set_problem(layer* at, const safetensors_file* file, cli_message* me
   return true;
 }
 
-static bool load_layer(layer* at, const safetensors_file* file, const byte_source* source,
-                       cli_message* message) {
+static bool load_layer(layer *at, const safetensors_file *file, const byte_source *source,
+                       cli_message *message) {
   return load_part(file, source, at->name, "q", true, &at->q, message) &&
          load_part(file, source, at->name, "k", true, &at->k, message) &&
          load_part(file, source, at->name, "v", true, &at->v, message) &&
@@ -135,7 +143,7 @@ static bool load_layer(layer* at, const safetensors_file* file, const byte_sourc
          set_problem(at, file, message);
 }
 
-static void free_layer(layer* at) {
+static void free_layer(layer *at) {
   file_tensor_free(&at->q);
   file_tensor_free(&at->k);
   file_tensor_free(&at->v);
@@ -143,7 +151,7 @@ static void free_layer(layer* at) {
   file_tensor_free(&at->lse);
 }
 
-static bench_tensor view(const file_tensor* t) {
+static bench_tensor view(const file_tensor *t) {
   bench_tensor out = {.dtype = job_dtype(t->dtype), .count = t->count, .data = t->data};
   memcpy(out.shape, t->shape, sizeof out.shape);
   memcpy(out.stride, t->stride, sizeof out.stride);
@@ -151,7 +159,7 @@ static bench_tensor view(const file_tensor* t) {
 }
 
 // Largest difference from the stored tensor, and the largest stored value.
-static double difference(const bench_tensor* x, const file_tensor* stored, double* size) {
+static double difference(const bench_tensor *x, const file_tensor *stored, double *size) {
   double most = 0;
   *size = 0;
   for (int64_t i = 0; i < stored->count; ++i) {
@@ -165,8 +173,8 @@ static double difference(const bench_tensor* x, const file_tensor* stored, doubl
 
 // The stored O and LSE were rounded once from double: a correct 16-bit O is within two roundings of
 // them, a float32 one within the few that its sums need.
-static void inspect(void* user, bool standard, const bench_tensor* o, const bench_tensor* lse) {
-  layer* at = user;
+static void inspect(void *user, bool standard, const bench_tensor *o, const bench_tensor *lse) {
+  layer *at = user;
   double size;
   if (at->o.data == NULL || at->o.count != o->count) return;
   double error = difference(o, &at->o, &size);
@@ -183,26 +191,26 @@ static void inspect(void* user, bool standard, const bench_tensor* o, const benc
 }
 
 typedef struct demo_run {
-  const demo_options* options;
-  tsr_context* context;
+  const demo_options *options;
+  tsr_context *context;
   bench_machine machine;
   bench_probe probe;
   text_table table;
   int code;
 } demo_run;
 
-static void report(demo_run* run, const layer* at, const bench_record* r) {
+static void report(demo_run *run, const layer *at, const bench_record *r) {
   bool wrong = r->ratio > 1.0 || at->stored_error > 1.0;
   if (run->options->json) {
-    json_t* root = report_json(r, &run->probe, &run->machine);
+    json_t *root = report_json(r, &run->probe, &run->machine);
     json_object_set_new(root, "layer", json_string(at->name));
     json_object_set_new(root, "stored_error_over_bound", json_real_or_null(at->stored_error));
     json_object_set_new(root, "correct", json_boolean(!wrong));
     if (!json_print_line(root)) run->code = CLI_EXIT_FAILED;
     return;
   }
-  const tsr_problem* p = &r->problem;
-  text_table* table = &run->table;
+  const tsr_problem *p = &r->problem;
+  text_table *table = &run->table;
   char text[64];
   table_cell(table, "%s", at->name);
   table_cell(table, "%lldx%lld/%lldx%lldx%lld %s", (long long)p->batch, (long long)p->heads_q,
@@ -224,9 +232,9 @@ static void report(demo_run* run, const layer* at, const bench_record* r) {
   table_cell(table, "%.2fx%s", r->standard_times.median / r->times.median, wrong ? "  WRONG" : "");
 }
 
-static void standard_row(demo_run* run, const layer* at, const bench_record* r) {
+static void standard_row(demo_run *run, const layer *at, const bench_record *r) {
   if (run->options->json) return;  // the records hold it
-  text_table* table = &run->table;
+  text_table *table = &run->table;
   char text[64];
   table_cell(table, "%s", at->name);
   table_cell(table, " ");
@@ -245,15 +253,24 @@ static void standard_row(demo_run* run, const layer* at, const bench_record* r) 
 }
 
 // One layer on one backend. False stops the demo, message says why.
-static bool run_layer(demo_run* run, layer* at, const char* backend, bool* standard_shown,
-                      cli_message* message) {
+static bool run_layer(demo_run *run, layer *at, const char *backend, bool *standard_shown,
+                      cli_message *message) {
   bench_tensor q = view(&at->q), k = view(&at->k), v = view(&at->v);
   at->stored_error = at->standard_error = (double)NAN;
-  bench_request request = {.context = run->context, .problem = at->problem,
-                           .pass = TSR_PASS_FORWARD, .warmup = 3,
-                           .repeats = (int)run->options->repeats, .sample_seconds = 0.01,
-                           .check = true, .standard = true, .threads = (int)run->options->threads,
-                           .q = &q, .k = &k, .v = &v, .inspect = inspect, .user = at};
+  bench_request request = {.context = run->context,
+                           .problem = at->problem,
+                           .pass = TSR_PASS_FORWARD,
+                           .warmup = 3,
+                           .repeats = (int)run->options->repeats,
+                           .sample_seconds = 0.01,
+                           .check = true,
+                           .standard = true,
+                           .threads = (int)run->options->threads,
+                           .q = &q,
+                           .k = &k,
+                           .v = &v,
+                           .inspect = inspect,
+                           .user = at};
   request.problem.backend = backend;
   bench_record record;
   char why[1024];
@@ -267,20 +284,22 @@ static bool run_layer(demo_run* run, layer* at, const char* backend, bool* stand
   *standard_shown = true;
   report(run, at, &record);
   if (at->stored_error > 1.0) {
-    cli_fail(message, "%s on %s: differs from the file's O or LSE by %.3g times what rounding "
-                      "allows", at->name, backend, at->stored_error);
+    cli_fail(message,
+             "%s on %s: differs from the file's O or LSE by %.3g times what rounding "
+             "allows",
+             at->name, backend, at->stored_error);
     run->code = CLI_EXIT_FAILED;
   }
   return run->code == CLI_EXIT_OK;
 }
 
 // Every backend that is present and works on host memory, in registry order.
-static bool run_backends(demo_run* run, layer* at, cli_message* message) {
+static bool run_backends(demo_run *run, layer *at, cli_message *message) {
   bool any = false, standard_shown = false;
   for (int i = 0; i < tsr_context_backend_count(run->context); ++i) {
     tsr_backend_info info = {.struct_size = sizeof info};
-    if (tsr_context_backend_info(run->context, i, &info) != TSR_STATUS_SUCCESS ||
-        !info.available || info.device_kind != TSR_DEVICE_HOST ||
+    if (tsr_context_backend_info(run->context, i, &info) != TSR_STATUS_SUCCESS || !info.available ||
+        info.device_kind != TSR_DEVICE_HOST ||
         (run->options->backend != NULL && strcmp(run->options->backend, info.name) != 0)) {
       continue;
     }
@@ -293,18 +312,31 @@ static bool run_backends(demo_run* run, layer* at, cli_message* message) {
                   run->options->backend != NULL ? run->options->backend : "(any)");
 }
 
-static int by_name(const void* a, const void* b) {
-  return strcmp(*(const char* const*)a, *(const char* const*)b);
+// Backends whose tensors live on a device take no part: this program's tensors are in host memory.
+static void print_skipped(const demo_run *run) {
+  for (int i = 0; i < tsr_context_backend_count(run->context); ++i) {
+    tsr_backend_info info = {.struct_size = sizeof info};
+    if (tsr_context_backend_info(run->context, i, &info) != TSR_STATUS_SUCCESS) continue;
+    if (!info.available) {
+      printf("%s: absent: %s\n", info.name, info.reason);
+    } else if (info.device_kind != TSR_DEVICE_HOST) {
+      printf("%s: present, not run: it needs tensors in device memory\n", info.name);
+    }
+  }
+}
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 // Runs every layer of an opened file, by name.
-static bool run_file(demo_run* run, const safetensors_file* file, const byte_source* source,
-                     cli_message* message) {
-  const char** names = calloc(file->count + 1, sizeof *names);
+static bool run_file(demo_run *run, const safetensors_file *file, const byte_source *source,
+                     cli_message *message) {
+  const char **names = calloc(file->count + 1, sizeof *names);
   if (names == NULL) return cli_fail_memory(message, file->count * sizeof *names);
   size_t count = 0;
   for (size_t i = 0; i < file->count; ++i) {
-    const char* name = file->entries[i].name;
+    const char *name = file->entries[i].name;
     size_t n = strlen(name);
     if (n > 2 && n < 60 && strcmp(name + n - 2, ".q") == 0) names[count++] = name;
   }
@@ -328,10 +360,10 @@ static bool run_file(demo_run* run, const safetensors_file* file, const byte_sou
   return ok;
 }
 
-static int run_demo(const demo_options* options, tsr_context* context, cli_message* message) {
-  static const char* const kHeader[] = {"layer", "B x Hq/Hkv x S x D", "backend", "kernel", "time",
-                                        "GFLOP/s", "bytes", "max error", "RMS error",
-                                        "error/bound", "vs file", "vs standard"};
+static int run_demo(const demo_options *options, tsr_context *context, cli_message *message) {
+  static const char *const kHeader[] = {
+      "layer", "B x Hq/Hkv x S x D", "backend",   "kernel",      "time",    "GFLOP/s",
+      "bytes", "max error",          "RMS error", "error/bound", "vs file", "vs standard"};
   demo_run run = {.options = options, .context = context, .code = CLI_EXIT_BAD_INPUT};
   byte_source source;
   safetensors_file file;
@@ -347,9 +379,11 @@ static int run_demo(const demo_options* options, tsr_context* context, cli_messa
   bench_machine_read(&run.machine);
   bench_probe_run(&run.probe, (int)options->threads);
   if (!options->json) {
-    printf("%s: attention on captured tensors\n%s, %d threads; float32 %s %.1f GFLOP/s, memory read "
-           "%.1f GB/s\n\n", options->file, run.machine.cpu, run.probe.threads, run.probe.isa,
-           run.probe.flops_f32 * 1e-9, run.probe.read_bytes * 1e-9);
+    printf(
+        "%s: attention on captured tensors\n%s, %d threads; float32 %s %.1f GFLOP/s, memory read "
+        "%.1f GB/s\n\n",
+        options->file, run.machine.cpu, run.probe.threads, run.probe.isa,
+        run.probe.flops_f32 * 1e-9, run.probe.read_bytes * 1e-9);
     table_begin(&run.table, "llllrrrrrrrr", kHeader);
   }
   run.code = CLI_EXIT_OK;
@@ -359,9 +393,10 @@ static int run_demo(const demo_options* options, tsr_context* context, cli_messa
   }
   if (!options->json) {
     table_print(&run.table, stdout);
-    printf("\nerror/bound: worst of O and LSE against double precision, over the accuracy contract's "
-           "bound; vs file: against\nthe O and LSE stored with the capture, over what rounding "
-           "allows. Both must be at most 1.\n");
+    printf(
+        "\nerror/bound: worst of O and LSE against double precision, over the accuracy contract's "
+        "bound; vs file: against\nthe O and LSE stored with the capture, over what rounding "
+        "allows. Both must be at most 1.\n");
   }
   table_free(&run.table);
   safetensors_free(&file);
@@ -369,9 +404,14 @@ static int run_demo(const demo_options* options, tsr_context* context, cli_messa
   return run.code;
 }
 
-int command_demo(int argc, char** argv) {
-  const struct argp argp = {kOptions, parse_demo, "FILE.safetensors",
-                            "Runs every captured layer of a file on every backend present.", 0, 0, 0};
+int command_demo(int argc, char **argv) {
+  const struct argp argp = {kOptions,
+                            parse_demo,
+                            "FILE.safetensors",
+                            "Runs every captured layer of a file on every backend present.",
+                            0,
+                            0,
+                            0};
   cli_message message = {.text = ""};
   demo_options options = {.state = {.message = &message}, .repeats = 9};
   parse_result parsed = parse_command(&argp, "tessera demo", argc, argv, &options.state, &options);
@@ -380,7 +420,7 @@ int command_demo(int argc, char** argv) {
     cli_fail(&message, "no file given; accepted: tessera demo FILE.safetensors");
     parsed = PARSE_BAD;
   }
-  tsr_context* context = NULL;
+  tsr_context *context = NULL;
   int code = CLI_EXIT_BAD_INPUT;
   if (parsed == PARSE_OK && cli_context_create(&context, options.threads, NULL, &message)) {
     code = run_demo(&options, context, &message);

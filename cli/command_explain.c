@@ -21,7 +21,7 @@ typedef struct explain_options {
   parse_state state;
   problem_options problem;
   shape_options shape;
-  const char* with;
+  const char *with;
   int passes;
   int64_t page_size;
   bool json;
@@ -30,7 +30,8 @@ typedef struct explain_options {
 static const struct argp_option kOptions[] = {
     {"with", KEY_WITH, "LIST", 0,
      "Tensors of the problem, comma-separated: lse, max-logit, bias, mask, mask-bits, alibi, sink, "
-     "cu-q, cu-k, used-q, used-k, left-pad-q, left-pad-k, dlse, dbias, dsink", 1},
+     "cu-q, cu-k, used-q, used-k, left-pad-q, left-pad-k, dlse, dbias, dsink",
+     1},
     {"page-size", KEY_PAGE_SIZE, "N", 0, "Keys and values in pages of N rows", 1},
     {"pass", KEY_PASS, "PASS", 0, "forward (default), backward, or both", 1},
     {"json", KEY_JSON, 0, 0, "Print JSON", 4},
@@ -42,33 +43,41 @@ static const parse_word kPasses[] = {{"forward", TSR_PASS_FORWARD},
                                      {"both", TSR_PASS_FORWARD | TSR_PASS_BACKWARD},
                                      {NULL, 0}};
 
-static error_t parse_explain(int key, char* arg, struct argp_state* argp_state) {
-  explain_options* options = argp_state->input;
+static error_t parse_explain(int key, char *arg, struct argp_state *argp_state) {
+  explain_options *options = argp_state->input;
   switch (key) {
     case ARGP_KEY_INIT:
       argp_state->child_inputs[0] = &options->shape;
       argp_state->child_inputs[1] = &options->problem;
       return 0;
-    case KEY_WITH: options->with = arg; return 0;
-    case KEY_JSON: options->json = true; return 0;
+    case KEY_WITH:
+      options->with = arg;
+      return 0;
+    case KEY_JSON:
+      options->json = true;
+      return 0;
     case KEY_PAGE_SIZE:
       if (parse_int64(arg, 1, INT64_MAX, &options->page_size, options->state.message)) return 0;
       return parse_refuse(&options->state, "--page-size");
     case KEY_PASS:
       if (parse_choice(arg, kPasses, &options->passes, options->state.message)) return 0;
       return parse_refuse(&options->state, "--pass");
-    default: return parse_common(key, argp_state, &options->state);
+    default:
+      return parse_common(key, argp_state, &options->state);
   }
 }
 
 // One word of --with. Tensors are dense and span every axis.
-static bool add_tensor(const char* word, tsr_problem* p, cli_message* message) {
+static bool add_tensor(const char *word, tsr_problem *p, cli_message *message) {
   static const struct {
-    const char* word;
+    const char *word;
     uint32_t bit;
-  } kArrays[] = {{"cu-q", TSR_ARRAY_CU_Q},       {"cu-k", TSR_ARRAY_CU_K},
-                 {"used-q", TSR_ARRAY_USED_Q},   {"used-k", TSR_ARRAY_USED_K},
-                 {"left-pad-q", TSR_ARRAY_LEFT_PAD_Q}, {"left-pad-k", TSR_ARRAY_LEFT_PAD_K}};
+  } kArrays[] = {{"cu-q", TSR_ARRAY_CU_Q},
+                 {"cu-k", TSR_ARRAY_CU_K},
+                 {"used-q", TSR_ARRAY_USED_Q},
+                 {"used-k", TSR_ARRAY_USED_K},
+                 {"left-pad-q", TSR_ARRAY_LEFT_PAD_Q},
+                 {"left-pad-k", TSR_ARRAY_LEFT_PAD_K}};
   const tsr_layout f32 = {.dtype = TSR_DTYPE_F32};
   for (size_t i = 0; i < sizeof kArrays / sizeof kArrays[0]; ++i) {
     if (strcmp(word, kArrays[i].word) != 0) continue;
@@ -98,14 +107,16 @@ static bool add_tensor(const char* word, tsr_problem* p, cli_message* message) {
   } else if (strcmp(word, "dsink") == 0) {
     p->dsink = 1;
   } else {
-    return cli_fail(message, "--with: '%s'; accepted: lse, max-logit, bias, mask, mask-bits, alibi, "
-                             "sink, cu-q, cu-k, used-q, used-k, left-pad-q, left-pad-k, dlse, "
-                             "dbias, dsink", word);
+    return cli_fail(message,
+                    "--with: '%s'; accepted: lse, max-logit, bias, mask, mask-bits, alibi, "
+                    "sink, cu-q, cu-k, used-q, used-k, left-pad-q, left-pad-k, dlse, "
+                    "dbias, dsink",
+                    word);
   }
   return true;
 }
 
-static bool build(const explain_options* options, tsr_problem* p, cli_message* message) {
+static bool build(const explain_options *options, tsr_problem *p, cli_message *message) {
   if (shape_options_count(&options->shape) > 1) {
     return cli_fail(message, "--sq, --sk: a list; accepted: one value each");
   }
@@ -130,27 +141,27 @@ static bool build(const explain_options* options, tsr_problem* p, cli_message* m
   }
   char list[256];
   snprintf(list, sizeof list, "%s", options->with != NULL ? options->with : "");
-  char* rest = list;
-  for (char* word = strsep(&rest, ","); word != NULL; word = strsep(&rest, ",")) {
+  char *rest = list;
+  for (char *word = strsep(&rest, ","); word != NULL; word = strsep(&rest, ",")) {
     if (*word != 0 && !add_tensor(word, p, message)) return false;
   }
   return true;
 }
 
 // tsr_explain answers with a text in any case where a problem is valid.
-static char* explain_text(tsr_context* context, const tsr_problem* problem, tsr_status* status) {
+static char *explain_text(tsr_context *context, const tsr_problem *problem, tsr_status *status) {
   const tsr_device host = {TSR_DEVICE_HOST, 0};
   size_t needed = 0;
   *status = tsr_explain(context, host, problem, NULL, 0, &needed);
   if (needed <= 1) return NULL;
-  char* text = malloc(needed);
+  char *text = malloc(needed);
   if (text == NULL) return NULL;
   *status = tsr_explain(context, host, problem, text, needed, NULL);
   return text;
 }
 
-static bool print_json(const char* text, tsr_status status) {
-  json_t* lines = json_array();
+static bool print_json(const char *text, tsr_status status) {
+  json_t *lines = json_array();
   while (*text != 0) {
     size_t n = strcspn(text, "\n");
     json_array_append_new(lines, json_stringn(text, n));
@@ -160,24 +171,24 @@ static bool print_json(const char* text, tsr_status status) {
                               status == TSR_STATUS_SUCCESS, "text", lines));
 }
 
-int command_explain(int argc, char** argv) {
-  const struct argp_child children[] = {{&shape_options_argp, 0, 0, 0},
-                                        {&problem_options_argp, 0, 0, 0},
-                                        {0}};
-  const struct argp argp = {kOptions, parse_explain, 0,
-                            "Tells which kernel would run a problem, and why no other.", children, 0,
+int command_explain(int argc, char **argv) {
+  const struct argp_child children[] = {
+      {&shape_options_argp, 0, 0, 0}, {&problem_options_argp, 0, 0, 0}, {0}};
+  const struct argp argp = {kOptions, parse_explain,
+                            0,        "Tells which kernel would run a problem, and why no other.",
+                            children, 0,
                             0};
   cli_message message = {.text = ""};
   explain_options options = {.state = {.message = &message}, .passes = TSR_PASS_FORWARD};
   problem_options_init(&options.problem, &options.state);
   shape_options_init(&options.shape, &options.state);
-  parse_result parsed = parse_command(&argp, "tessera explain", argc, argv, &options.state,
-                                      &options);
+  parse_result parsed =
+      parse_command(&argp, "tessera explain", argc, argv, &options.state, &options);
   if (parsed == PARSE_HELP) return CLI_EXIT_OK;
   tsr_problem problem = TSR_PROBLEM_INIT;
-  tsr_context* context = NULL;
+  tsr_context *context = NULL;
   int code = CLI_EXIT_BAD_INPUT;
-  char* text = NULL;
+  char *text = NULL;
   if (parsed == PARSE_OK && build(&options, &problem, &message) &&
       cli_context_create(&context, options.problem.threads, NULL, &message)) {
     tsr_status status;

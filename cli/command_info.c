@@ -27,21 +27,26 @@ static const struct argp_option kOptions[] = {
     PARSE_HELP_OPTION,
     {0}};
 
-static error_t parse_info(int key, char* arg, struct argp_state* argp_state) {
+static error_t parse_info(int key, char *arg, struct argp_state *argp_state) {
   (void)arg;
-  info_options* options = argp_state->input;
+  info_options *options = argp_state->input;
   switch (key) {
-    case KEY_JSON: options->json = true; return 0;
-    case KEY_KERNELS: options->kernels = true; return 0;
-    default: return parse_common(key, argp_state, &options->state);
+    case KEY_JSON:
+      options->json = true;
+      return 0;
+    case KEY_KERNELS:
+      options->kernels = true;
+      return 0;
+    default:
+      return parse_common(key, argp_state, &options->state);
   }
 }
 
-static const char* kind_name(tsr_device_kind kind) {
+static const char *kind_name(tsr_device_kind kind) {
   return kind == TSR_DEVICE_CUDA ? "cuda" : kind == TSR_DEVICE_HIP ? "hip" : "host";
 }
 
-static void print_machine(const bench_machine* m) {
+static void print_machine(const bench_machine *m) {
   char a[32], b[32], c[32], d[32];
   printf("tessera    %s\n", tsr_version_string());
   printf("machine    %s, %d hardware threads, %s, Linux %s\n", m->cpu, m->threads, m->architecture,
@@ -52,7 +57,7 @@ static void print_machine(const bench_machine* m) {
   printf("compiler   %s\n\n", m->compiler);
 }
 
-static void print_backend(const tsr_context* context, int index, bool kernels) {
+static void print_backend(const tsr_context *context, int index, bool kernels) {
   tsr_backend_info info = {.struct_size = sizeof info};
   if (tsr_context_backend_info(context, index, &info) != TSR_STATUS_SUCCESS) return;
   printf("backend %-10s %s%s, %s\n", info.name, info.available ? "available" : "absent",
@@ -67,7 +72,22 @@ static void print_backend(const tsr_context* context, int index, bool kernels) {
   }
 }
 
-static void print_device(const tsr_device_info* d) {
+// Backends of the library that this build has no code for, neither inside nor as a plug-in.
+static const char *const kKnown[] = {"cpu", "cuda", "hip"};
+static const char kNotBuilt[] = "neither in this build nor found as a plug-in";
+
+static bool is_registered(const tsr_context *context, const char *name) {
+  for (int i = 0; i < tsr_context_backend_count(context); ++i) {
+    tsr_backend_info info = {.struct_size = sizeof info};
+    if (tsr_context_backend_info(context, i, &info) == TSR_STATUS_SUCCESS &&
+        strcmp(info.name, name) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void print_device(const tsr_device_info *d) {
   char a[32], b[32], c[32];
   printf("device %s:%d  %s\n", kind_name(d->device.kind), d->device.index, d->name);
   printf("  units %d, fast memory %s per unit, L2 %s, memory %s\n", d->compute_units,
@@ -78,10 +98,10 @@ static void print_device(const tsr_device_info* d) {
          d->peak_flops_f32 * 1e-9, d->peak_flops_16 * 1e-9, d->bandwidth * 1e-9);
 }
 
-static json_t* backend_json(const tsr_context* context, int index) {
+static json_t *backend_json(const tsr_context *context, int index) {
   tsr_backend_info info = {.struct_size = sizeof info};
   if (tsr_context_backend_info(context, index, &info) != TSR_STATUS_SUCCESS) return json_null();
-  json_t* kernels = json_array();
+  json_t *kernels = json_array();
   for (int i = 0; tsr_context_kernel_name(context, index, i) != NULL; ++i) {
     json_array_append_new(kernels, json_string(tsr_context_kernel_name(context, index, i)));
   }
@@ -91,20 +111,19 @@ static json_t* backend_json(const tsr_context* context, int index) {
                    info.reason, "detail", info.detail, "kernels", kernels);
 }
 
-static json_t* device_json(const tsr_device_info* d) {
-  return json_pack("{s:s, s:i, s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o}", "kind",
-                   kind_name(d->device.kind), "index", d->device.index, "name", d->name,
-                   "compute_units", d->compute_units, "fast_bytes", (json_int_t)d->fast_bytes,
-                   "mid_bytes", (json_int_t)d->mid_bytes, "memory_bytes",
-                   (json_int_t)d->memory_bytes, "peak_flops_f32",
-                   json_real_or_null(d->peak_flops_f32), "peak_flops_16",
-                   json_real_or_null(d->peak_flops_16), "bandwidth",
-                   json_real_or_null(d->bandwidth));
+static json_t *device_json(const tsr_device_info *d) {
+  return json_pack(
+      "{s:s, s:i, s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o}", "kind", kind_name(d->device.kind),
+      "index", d->device.index, "name", d->name, "compute_units", d->compute_units, "fast_bytes",
+      (json_int_t)d->fast_bytes, "mid_bytes", (json_int_t)d->mid_bytes, "memory_bytes",
+      (json_int_t)d->memory_bytes, "peak_flops_f32", json_real_or_null(d->peak_flops_f32),
+      "peak_flops_16", json_real_or_null(d->peak_flops_16), "bandwidth",
+      json_real_or_null(d->bandwidth));
 }
 
 // Calls `each` for every device of every kind that answers.
-static void for_devices(const tsr_context* context, void (*each)(const tsr_device_info*, void*),
-                        void* user) {
+static void for_devices(const tsr_context *context, void (*each)(const tsr_device_info *, void *),
+                        void *user) {
   static const tsr_device_kind kKinds[] = {TSR_DEVICE_HOST, TSR_DEVICE_CUDA, TSR_DEVICE_HIP};
   for (size_t k = 0; k < 3; ++k) {
     for (int32_t i = 0;; ++i) {
@@ -116,35 +135,42 @@ static void for_devices(const tsr_context* context, void (*each)(const tsr_devic
   }
 }
 
-static void each_print(const tsr_device_info* info, void* user) {
+static void each_print(const tsr_device_info *info, void *user) {
   (void)user;
   print_device(info);
 }
 
-static void each_json(const tsr_device_info* info, void* user) {
+static void each_json(const tsr_device_info *info, void *user) {
   json_array_append_new(user, device_json(info));
 }
 
-static bool print_json(const tsr_context* context, const bench_machine* machine) {
-  json_t* backends = json_array();
+static bool print_json(const tsr_context *context, const bench_machine *machine) {
+  json_t *backends = json_array();
   for (int i = 0; i < tsr_context_backend_count(context); ++i) {
     json_array_append_new(backends, backend_json(context, i));
   }
-  json_t* devices = json_array();
+  for (size_t i = 0; i < sizeof kKnown / sizeof kKnown[0]; ++i) {
+    if (is_registered(context, kKnown[i])) continue;
+    json_array_append_new(
+        backends, json_pack("{s:s, s:s, s:b, s:b, s:s, s:[]}", "name", kKnown[i], "origin", "",
+                            "available", 0, "named_only", 0, "reason", kNotBuilt, "kernels"));
+  }
+  json_t *devices = json_array();
   for_devices(context, each_json, devices);
   return json_print(json_pack("{s:s, s:o, s:o, s:o}", "version", tsr_version_string(), "machine",
                               bench_machine_json(machine), "backends", backends, "devices",
                               devices));
 }
 
-int command_info(int argc, char** argv) {
-  const struct argp argp = {kOptions, parse_info, 0,
-                            "What this machine offers and what the library makes of it.", 0, 0, 0};
+int command_info(int argc, char **argv) {
+  const struct argp argp = {
+      kOptions, parse_info, 0, "What this machine offers and what the library makes of it.",
+      0,        0,          0};
   cli_message message = {.text = ""};
   info_options options = {.state = {.message = &message}};
   parse_result parsed = parse_command(&argp, "tessera info", argc, argv, &options.state, &options);
   if (parsed == PARSE_HELP) return CLI_EXIT_OK;
-  tsr_context* context = NULL;
+  tsr_context *context = NULL;
   if (parsed == PARSE_BAD || !cli_context_create(&context, 0, NULL, &message)) {
     cli_print_error(&message);
     return CLI_EXIT_BAD_INPUT;
@@ -158,6 +184,10 @@ int command_info(int argc, char** argv) {
     print_machine(&machine);
     for (int i = 0; i < tsr_context_backend_count(context); ++i) {
       print_backend(context, i, options.kernels);
+    }
+    for (size_t i = 0; i < sizeof kKnown / sizeof kKnown[0]; ++i) {
+      if (is_registered(context, kKnown[i])) continue;
+      printf("backend %-10s absent\n  reason   %s\n", kKnown[i], kNotBuilt);
     }
     putchar('\n');
     for_devices(context, each_print, NULL);

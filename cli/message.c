@@ -10,13 +10,13 @@
 static const char kOutOfMemory[] = "out of memory";
 
 // A name or a header may hold line feeds or terminal escapes; a message is one printable line.
-static void make_printable(char* text) {
-  for (unsigned char* p = (unsigned char*)text; *p != 0; ++p) {
+static void make_printable(char *text) {
+  for (unsigned char *p = (unsigned char *)text; *p != 0; ++p) {
     if (*p < 0x20 || *p == 0x7f) *p = '?';
   }
 }
 
-bool cli_fail(cli_message* message, const char* format, ...) {
+bool cli_fail(cli_message *message, const char *format, ...) {
   va_list args;
   va_start(args, format);
   vsnprintf(message->text, sizeof message->text, format, args);
@@ -25,7 +25,7 @@ bool cli_fail(cli_message* message, const char* format, ...) {
   return false;
 }
 
-bool cli_fail_in(cli_message* message, const char* prefix) {
+bool cli_fail_in(cli_message *message, const char *prefix) {
   enum { kPrefixMax = CLI_MESSAGE_MAX / 4 };
   size_t used = strlen(prefix);
   bool cut = used > kPrefixMax;  // keep the finding visible after an absurdly long name
@@ -34,7 +34,7 @@ bool cli_fail_in(cli_message* message, const char* prefix) {
     used = kPrefixMax;
   }
   cli_message old = *message;
-  char* out = message->text;
+  char *out = message->text;
   if (cut) {
     memcpy(out, "...", 3);
     out += 3;
@@ -51,14 +51,14 @@ bool cli_fail_in(cli_message* message, const char* prefix) {
   return false;
 }
 
-void cli_print_error(const cli_message* message) {
+void cli_print_error(const cli_message *message) {
   fprintf(stderr, "tessera: %s\n", message->text);
 }
 
-bool cli_fail_memory(cli_message* message, uint64_t bytes) {
+bool cli_fail_memory(cli_message *message, uint64_t bytes) {
   return cli_fail(message, "%s: %" PRIu64 " bytes wanted", kOutOfMemory, bytes);
 }
 
-bool cli_message_is_memory(const cli_message* message) {
+bool cli_message_is_memory(const cli_message *message) {
   return strstr(message->text, kOutOfMemory) != NULL;
 }

@@ -24,17 +24,17 @@ enum {
 };
 
 // Writes the formatted text and returns false, so that `return cli_fail(...)` is one statement.
-bool cli_fail(cli_message* message, const char* format, ...) __attribute__((format(printf, 2, 3)));
+bool cli_fail(cli_message *message, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // Puts "prefix: " in front of the text already there. Returns false.
-bool cli_fail_in(cli_message* message, const char* prefix);
+bool cli_fail_in(cli_message *message, const char *prefix);
 
 // Prints "tessera: text" as exactly one line on stderr.
-void cli_print_error(const cli_message* message);
+void cli_print_error(const cli_message *message);
 
 // The exit status for a failed memory request is CLI_EXIT_FAILED, not CLI_EXIT_BAD_INPUT; readers
 // mark the message so that the caller can tell.
-bool cli_fail_memory(cli_message* message, uint64_t bytes);
-bool cli_message_is_memory(const cli_message* message);
+bool cli_fail_memory(cli_message *message, uint64_t bytes);
+bool cli_message_is_memory(const cli_message *message);
 
 #endif  // TESSERA_CLI_MESSAGE_H_

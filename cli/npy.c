@@ -20,24 +20,24 @@ typedef struct npy_header {
 } npy_header;
 
 typedef struct cursor {
-  const char* at;
-  const char* end;
+  const char *at;
+  const char *end;
 } cursor;
 
-static void skip_space(cursor* c) {
+static void skip_space(cursor *c) {
   while (c->at < c->end && (*c->at == ' ' || *c->at == '\n' || *c->at == '\t' || *c->at == '\r')) {
     ++c->at;
   }
 }
 
-static bool take(cursor* c, char wanted) {
+static bool take(cursor *c, char wanted) {
   skip_space(c);
   if (c->at >= c->end || *c->at != wanted) return false;
   ++c->at;
   return true;
 }
 
-static bool take_word(cursor* c, const char* word) {
+static bool take_word(cursor *c, const char *word) {
   skip_space(c);
   size_t n = strlen(word);
   if ((size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0) return false;
@@ -46,7 +46,7 @@ static bool take_word(cursor* c, const char* word) {
 }
 
 // A quoted string without escapes; anything that needs an escape is no dtype and no known key.
-static bool take_string(cursor* c, char* out, size_t capacity) {
+static bool take_string(cursor *c, char *out, size_t capacity) {
   skip_space(c);
   if (c->at >= c->end || (*c->at != '\'' && *c->at != '"')) return false;
   char quote = *c->at++;
@@ -61,7 +61,7 @@ static bool take_string(cursor* c, char* out, size_t capacity) {
   return true;
 }
 
-static bool take_dimension(cursor* c, int64_t* out) {
+static bool take_dimension(cursor *c, int64_t *out) {
   skip_space(c);
   int64_t value = 0;
   int digits = 0;
@@ -77,15 +77,14 @@ static bool take_dimension(cursor* c, int64_t* out) {
   return digits != 0;
 }
 
-static bool take_shape(cursor* c, npy_header* header, cli_message* message) {
+static bool take_shape(cursor *c, npy_header *header, cli_message *message) {
   if (!take(c, '(')) return cli_fail(message, ".npy header: 'shape' is no tuple of integers");
   header->rank = 0;
   bool comma = true;
   while (!take(c, ')')) {
     int64_t dimension;
     if (!comma || !take_dimension(c, &dimension)) {
-      return cli_fail(message,
-                      ".npy header: 'shape' is no tuple of integers from 0 to 2^63-1");
+      return cli_fail(message, ".npy header: 'shape' is no tuple of integers from 0 to 2^63-1");
     }
     if (header->rank == FILE_MAX_RANK) {
       return cli_fail(message, "has more than %d dimensions; accepted: up to %d", FILE_MAX_RANK,
@@ -101,7 +100,7 @@ static bool take_shape(cursor* c, npy_header* header, cli_message* message) {
   return true;
 }
 
-static bool take_value(cursor* c, const char* key, npy_header* header, cli_message* message) {
+static bool take_value(cursor *c, const char *key, npy_header *header, cli_message *message) {
   if (strcmp(key, "descr") == 0) {
     skip_space(c);
     if (c->at < c->end && *c->at == '[') {
@@ -122,9 +121,9 @@ static bool take_value(cursor* c, const char* key, npy_header* header, cli_messa
   return take_shape(c, header, message);
 }
 
-static bool parse_header(const char* text, size_t length, npy_header* header,
-                         cli_message* message) {
-  static const char* const kKeys[3] = {"descr", "fortran_order", "shape"};
+static bool parse_header(const char *text, size_t length, npy_header *header,
+                         cli_message *message) {
+  static const char *const kKeys[3] = {"descr", "fortran_order", "shape"};
   unsigned seen = 0;
   cursor c = {text, text + length};
   if (!take(&c, '{')) return cli_fail(message, ".npy header is no dictionary");
@@ -132,8 +131,9 @@ static bool parse_header(const char* text, size_t length, npy_header* header,
   while (!take(&c, '}')) {
     char key[kDescrMax];
     if (!comma || !take_string(&c, key, sizeof key) || !take(&c, ':')) {
-      return cli_fail(message, ".npy header is no dictionary of the keys descr, fortran_order, "
-                               "shape");
+      return cli_fail(message,
+                      ".npy header is no dictionary of the keys descr, fortran_order, "
+                      "shape");
     }
     unsigned index = 0;
     while (index < 3 && strcmp(key, kKeys[index]) != 0) ++index;
@@ -151,12 +151,11 @@ static bool parse_header(const char* text, size_t length, npy_header* header,
   return true;
 }
 
-static bool dtype_of(const char* descr, bool void2_is_bf16, file_dtype* out,
-                     cli_message* message) {
+static bool dtype_of(const char *descr, bool void2_is_bf16, file_dtype *out, cli_message *message) {
   static const struct {
-    const char* code;
+    const char *code;
     file_dtype dtype;
-  } kCodes[] = {{"f4", FILE_F32}, {"f2", FILE_F16}, {"f8", FILE_F64}, {"i4", FILE_I32},
+  } kCodes[] = {{"f4", FILE_F32}, {"f2", FILE_F16}, {"f8", FILE_F64},  {"i4", FILE_I32},
                 {"i8", FILE_I64}, {"u1", FILE_U8},  {"b1", FILE_BOOL}, {"i1", FILE_I8}};
   static const char kAccepted[] =
       "accepted: <f4 <f2 <f8 <i4 <i8 |u1 |i1 |b1, and bfloat16 as '<V2' with --dtype bf16";
@@ -164,7 +163,7 @@ static bool dtype_of(const char* descr, bool void2_is_bf16, file_dtype* out,
     *out = FILE_BF16;
     return true;
   }
-  const char* code = descr;
+  const char *code = descr;
   char order = '<';
   if (*code == '<' || *code == '>' || *code == '|' || *code == '=') order = *code++;
   if (strcmp(code, "V2") == 0) {
@@ -180,8 +179,10 @@ static bool dtype_of(const char* descr, bool void2_is_bf16, file_dtype* out,
   for (size_t i = 0; i < sizeof kCodes / sizeof kCodes[0]; ++i) {
     if (strcmp(code, kCodes[i].code) != 0) continue;
     if (file_dtype_info(kCodes[i].dtype)->bits > 8 && order != '<') {
-      return cli_fail(message, "holds elements of byte order '%c' (descr '%s'); accepted: "
-                               "little-endian '<'", order, descr);
+      return cli_fail(message,
+                      "holds elements of byte order '%c' (descr '%s'); accepted: "
+                      "little-endian '<'",
+                      order, descr);
     }
     *out = kCodes[i].dtype;
     return true;
@@ -190,15 +191,17 @@ static bool dtype_of(const char* descr, bool void2_is_bf16, file_dtype* out,
 }
 
 // Reads the preamble: sets where the header text starts and how long it is, both inside the file.
-static bool read_preamble(const byte_source* source, uint64_t* start, size_t* length,
-                          cli_message* message) {
+static bool read_preamble(const byte_source *source, uint64_t *start, size_t *length,
+                          cli_message *message) {
   uint8_t head[12] = {0};
   size_t have = source->size < sizeof head ? (size_t)source->size : sizeof head;
   if (!source_read(source, 0, head, have, message)) return false;
   size_t compare = have < kMagicBytes ? have : kMagicBytes;
   if (memcmp(head, kMagic, compare) != 0) {
-    return cli_fail(message, "is no .npy file: begins with %02x %02x %02x %02x; accepted: 93 "
-                             "'NUMPY'", head[0], head[1], head[2], head[3]);
+    return cli_fail(message,
+                    "is no .npy file: begins with %02x %02x %02x %02x; accepted: 93 "
+                    "'NUMPY'",
+                    head[0], head[1], head[2], head[3]);
   }
   if (have < 10) {
     return cli_fail(message, "is truncated: %" PRIu64 " bytes, shorter than a .npy preamble",
@@ -230,13 +233,13 @@ static bool read_preamble(const byte_source* source, uint64_t* start, size_t* le
   return true;
 }
 
-bool npy_read(file_tensor* tensor, const byte_source* source, bool void2_is_bf16,
-              cli_message* message) {
+bool npy_read(file_tensor *tensor, const byte_source *source, bool void2_is_bf16,
+              cli_message *message) {
   *tensor = (file_tensor){.dtype = FILE_F32};
   uint64_t start = 0;
   size_t length = 0;
   if (!read_preamble(source, &start, &length, message)) return false;
-  char* text = malloc(length + 1);
+  char *text = malloc(length + 1);
   if (text == NULL) return cli_fail_memory(message, length + 1);
   npy_header header = {.rank = 0};
   file_dtype dtype = FILE_F32;
@@ -251,8 +254,7 @@ bool npy_read(file_tensor* tensor, const byte_source* source, bool void2_is_bf16
   uint64_t body = source->size - start - length;
   if (tensor->bytes != body) {
     char shape[160];
-    return cli_fail(message,
-                    "%s: %" PRIu64 " bytes follow the header, shape %s of %s needs %zu",
+    return cli_fail(message, "%s: %" PRIu64 " bytes follow the header, shape %s of %s needs %zu",
                     tensor->bytes > body ? "is truncated" : "is longer than its shape", body,
                     file_shape_text(tensor, shape, sizeof shape), file_dtype_info(dtype)->name,
                     tensor->bytes);
@@ -265,12 +267,12 @@ bool npy_read(file_tensor* tensor, const byte_source* source, bool void2_is_bf16
   return true;
 }
 
-size_t npy_format_header(const file_tensor* tensor, char* out, size_t capacity) {
-  const char* descr = file_dtype_info(tensor->dtype)->npy_descr;
+size_t npy_format_header(const file_tensor *tensor, char *out, size_t capacity) {
+  const char *descr = file_dtype_info(tensor->dtype)->npy_descr;
   if (descr == NULL) return 0;
   char text[512];
-  int used = snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (",
-                      descr);
+  int used =
+      snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
   for (int i = 0; i < tensor->rank; ++i) {
     used += snprintf(text + used, sizeof text - (size_t)used, "%s%" PRId64, i != 0 ? ", " : "",
                      tensor->shape[i]);

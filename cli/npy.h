@@ -19,11 +19,11 @@ enum { NPY_HEADER_LIMIT = 1 << 20 };
 // Reads the whole array. Element types: <f2 <f4 <f8 <i4 <i8 |i1 |u1 |b1, the explicit name
 // 'bfloat16', and two-byte void ('<V2', '|V2': how NumPy stores ml_dtypes.bfloat16, without saying
 // so) only when `void2_is_bf16`.
-bool npy_read(file_tensor* tensor, const byte_source* source, bool void2_is_bf16,
-              cli_message* message);
+bool npy_read(file_tensor *tensor, const byte_source *source, bool void2_is_bf16,
+              cli_message *message);
 
 // Formats the preamble and header (a multiple of 64 bytes) of a C-order array into `out`; returns
 // its length, or 0 when the dtype has no .npy spelling or `capacity` is too small.
-size_t npy_format_header(const file_tensor* tensor, char* out, size_t capacity);
+size_t npy_format_header(const file_tensor *tensor, char *out, size_t capacity);
 
 #endif  // TESSERA_CLI_NPY_H_

@@ -29,7 +29,8 @@ static const struct argp_option kProblemOptions[] = {
      "top-left, bottom-right, or the diagonal's offset N: key j <= i + N is allowed", 2},
     {"window", KEY_WINDOW, "L,R[,CORNER]", 0,
      "Keys from L before the diagonal to R after it, both included; inf: no bound. CORNER as for "
-     "--causal, needed when --causal is not given", 2},
+     "--causal, needed when --causal is not given",
+     2},
     {"prefix", KEY_PREFIX, "N", 0, "Keys 0 .. N-1 are allowed whatever causal and window say", 2},
     {"scale", KEY_SCALE, "X", 0, "Factor on q.k (default 0: 1/sqrt(D))", 2},
     {"softcap", KEY_SOFTCAP, "C", 0, "s = C tanh(s / C)", 2},
@@ -38,10 +39,11 @@ static const struct argp_option kProblemOptions[] = {
     {"offset", KEY_OFFSET, "N", 0, "Counter offset of dropout (default 0)", 2},
     {0, 0, 0, 0, "Execution:", 3},
     {"layout", KEY_LAYOUT, "ORDER", 0, "Axis order of tensors: bhsd (default) or bshd", 3},
-    {"out-dtype", KEY_OUT_DTYPE, "TYPE", 0, "Element type of O: same (as Q, default), f32, f16, "
-                                            "bf16, f64", 3},
-    {"determinism", KEY_DETERMINISM, "LEVEL", 0,
-     "default, deterministic or batch-invariant", 3},
+    {"out-dtype", KEY_OUT_DTYPE, "TYPE", 0,
+     "Element type of O: same (as Q, default), f32, f16, "
+     "bf16, f64",
+     3},
+    {"determinism", KEY_DETERMINISM, "LEVEL", 0, "default, deterministic or batch-invariant", 3},
     {"backend", KEY_BACKEND, "NAME", 0, "The only backend that may be used", 3},
     {"kernel", KEY_KERNEL, "NAME", 0, "The only kernel that may be used", 3},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 3},
@@ -52,22 +54,25 @@ static const parse_word kCorners[] = {{"none", TSR_CAUSAL_NONE},
                                       {"bottom-right", TSR_CAUSAL_BOTTOM_RIGHT},
                                       {NULL, 0}};
 static const parse_word kOrders[] = {{"bhsd", TSR_ORDER_BHSD}, {"bshd", TSR_ORDER_BSHD}, {NULL, 0}};
-static const parse_word kDtypes[] = {{"f32", TSR_DTYPE_F32}, {"f16", TSR_DTYPE_F16},
-                                     {"bf16", TSR_DTYPE_BF16}, {"f64", TSR_DTYPE_F64}, {NULL, 0}};
+static const parse_word kDtypes[] = {{"f32", TSR_DTYPE_F32},
+                                     {"f16", TSR_DTYPE_F16},
+                                     {"bf16", TSR_DTYPE_BF16},
+                                     {"f64", TSR_DTYPE_F64},
+                                     {NULL, 0}};
 static const parse_word kOutDtypes[] = {{"same", TSR_DTYPE_NONE}, {"f32", TSR_DTYPE_F32},
-                                        {"f16", TSR_DTYPE_F16}, {"bf16", TSR_DTYPE_BF16},
-                                        {"f64", TSR_DTYPE_F64}, {NULL, 0}};
+                                        {"f16", TSR_DTYPE_F16},   {"bf16", TSR_DTYPE_BF16},
+                                        {"f64", TSR_DTYPE_F64},   {NULL, 0}};
 static const parse_word kLevels[] = {{"default", TSR_DETERMINISM_DEFAULT},
                                      {"deterministic", TSR_DETERMINISM_DETERMINISTIC},
                                      {"batch-invariant", TSR_DETERMINISM_BATCH_INVARIANT},
                                      {NULL, 0}};
 
-void problem_options_init(problem_options* options, parse_state* state) {
+void problem_options_init(problem_options *options, parse_state *state) {
   *options = (problem_options){.state = state, .order = TSR_ORDER_BHSD};
 }
 
 // A corner's name, or an explicit offset.
-static bool parse_corner(const char* text, int* kind, int64_t* diagonal, cli_message* message) {
+static bool parse_corner(const char *text, int *kind, int64_t *diagonal, cli_message *message) {
   cli_message ignored;
   if (parse_choice(text, kCorners, kind, &ignored)) return true;
   if (parse_int64(text, -INT64_MAX, INT64_MAX, diagonal, &ignored)) {
@@ -78,7 +83,7 @@ static bool parse_corner(const char* text, int* kind, int64_t* diagonal, cli_mes
                   text);
 }
 
-static bool parse_side(const char* text, int64_t* out, cli_message* message) {
+static bool parse_side(const char *text, int64_t *out, cli_message *message) {
   if (strcmp(text, "inf") == 0) {
     *out = TSR_UNBOUNDED;
     return true;
@@ -88,16 +93,16 @@ static bool parse_side(const char* text, int64_t* out, cli_message* message) {
   return cli_fail(message, "side '%s'; accepted: an integer from 0 up, or inf", text);
 }
 
-static bool parse_window(const char* text, problem_options* options, cli_message* message) {
+static bool parse_window(const char *text, problem_options *options, cli_message *message) {
   char copy[128];
   if (strlen(text) >= sizeof copy) return cli_fail(message, "value is too long");
   memcpy(copy, text, strlen(text) + 1);
-  char* right = strchr(copy, ',');
+  char *right = strchr(copy, ',');
   if (right == NULL) {
     return cli_fail(message, "'%s'; accepted: L,R or L,R,CORNER", text);
   }
   *right++ = 0;
-  char* corner = strchr(right, ',');
+  char *corner = strchr(right, ',');
   if (corner != NULL) *corner++ = 0;
   if (!parse_side(copy, &options->window.left, message) ||
       !parse_side(right, &options->window.right, message)) {
@@ -115,9 +120,9 @@ static bool parse_window(const char* text, problem_options* options, cli_message
   return true;
 }
 
-static error_t parse_problem(int key, char* arg, struct argp_state* argp_state) {
-  problem_options* options = argp_state->input;
-  cli_message* message = options->state->message;
+static error_t parse_problem(int key, char *arg, struct argp_state *argp_state) {
+  problem_options *options = argp_state->input;
+  cli_message *message = options->state->message;
   int choice = 0;
   switch (key) {
     case KEY_CAUSAL: {
@@ -169,35 +174,41 @@ static error_t parse_problem(int key, char* arg, struct argp_state* argp_state) 
       }
       options->determinism = (tsr_determinism)choice;
       return 0;
-    case KEY_BACKEND: options->backend = arg; return 0;
-    case KEY_KERNEL: options->kernel = arg; return 0;
+    case KEY_BACKEND:
+      options->backend = arg;
+      return 0;
+    case KEY_KERNEL:
+      options->kernel = arg;
+      return 0;
     case KEY_THREADS:
       if (parse_int64(arg, 1, 4096, &options->threads, message)) return 0;
       return parse_refuse(options->state, "--threads");
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+      return ARGP_ERR_UNKNOWN;
   }
 }
 
 const struct argp problem_options_argp = {kProblemOptions, parse_problem, 0, 0, 0, 0, 0};
 
-bool problem_options_apply(const problem_options* options, tsr_problem* problem,
-                           cli_message* message) {
+bool problem_options_apply(const problem_options *options, tsr_problem *problem,
+                           cli_message *message) {
   problem->causal = options->causal;
   problem->diagonal = options->diagonal;
   if (options->window_given) {
     problem->window = options->window;
     if (!options->window_kind_given) {
       if (options->causal == TSR_CAUSAL_NONE) {
-        return cli_fail(message, "--window: no diagonal to count from; accepted: "
-                                 "L,R,top-left, L,R,bottom-right, L,R,OFFSET, or --causal as well");
+        return cli_fail(message,
+                        "--window: no diagonal to count from; accepted: "
+                        "L,R,top-left, L,R,bottom-right, L,R,OFFSET, or --causal as well");
       }
       problem->window.kind = (tsr_window_kind)options->causal;
     } else if (options->window.kind == TSR_WINDOW_EXPLICIT) {
-      if (options->causal == TSR_CAUSAL_EXPLICIT &&
-          options->diagonal != options->window_diagonal) {
-        return cli_fail(message, "--window: offset %lld differs from --causal's %lld; accepted: "
-                                 "the same diagonal", (long long)options->window_diagonal,
-                        (long long)options->diagonal);
+      if (options->causal == TSR_CAUSAL_EXPLICIT && options->diagonal != options->window_diagonal) {
+        return cli_fail(message,
+                        "--window: offset %lld differs from --causal's %lld; accepted: "
+                        "the same diagonal",
+                        (long long)options->window_diagonal, (long long)options->diagonal);
       }
       problem->diagonal = options->window_diagonal;
     }
@@ -235,7 +246,7 @@ static const struct argp_option kShapeOptions[] = {
     {"dtype", KEY_DTYPE, "TYPE", 0, "f32 (default), f16, bf16, f64", 1},
     {0}};
 
-void shape_options_init(shape_options* options, parse_state* state) {
+void shape_options_init(shape_options *options, parse_state *state) {
   *options = (shape_options){.state = state,
                              .batch = 1,
                              .heads_q = 8,
@@ -247,9 +258,9 @@ void shape_options_init(shape_options* options, parse_state* state) {
                              .dtype = TSR_DTYPE_F32};
 }
 
-static error_t parse_shape(int key, char* arg, struct argp_state* argp_state) {
-  shape_options* options = argp_state->input;
-  cli_message* message = options->state->message;
+static error_t parse_shape(int key, char *arg, struct argp_state *argp_state) {
+  shape_options *options = argp_state->input;
+  cli_message *message = options->state->message;
   static const int64_t most = INT32_MAX;
   const size_t capacity = sizeof options->seq_q / sizeof options->seq_q[0];
   switch (key) {
@@ -283,18 +294,19 @@ static error_t parse_shape(int key, char* arg, struct argp_state* argp_state) {
     case KEY_DTYPE:
       if (parse_choice(arg, kDtypes, &options->dtype, message)) return 0;
       return parse_refuse(options->state, "--dtype");
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+      return ARGP_ERR_UNKNOWN;
   }
 }
 
 const struct argp shape_options_argp = {kShapeOptions, parse_shape, 0, 0, 0, 0, 0};
 
-size_t shape_options_count(const shape_options* shape) {
+size_t shape_options_count(const shape_options *shape) {
   return shape->seq_q_count > shape->seq_k_count ? shape->seq_q_count : shape->seq_k_count;
 }
 
-bool shape_options_apply(const shape_options* shape, const problem_options* options, size_t index,
-                         tsr_problem* problem, cli_message* message) {
+bool shape_options_apply(const shape_options *shape, const problem_options *options, size_t index,
+                         tsr_problem *problem, cli_message *message) {
   if (shape->seq_q_count > 1 && shape->seq_k_count > 1 &&
       shape->seq_q_count != shape->seq_k_count) {
     return cli_fail(message, "--sq has %zu values and --sk %zu; accepted: as many, or one",
@@ -304,8 +316,8 @@ bool shape_options_apply(const shape_options* shape, const problem_options* opti
   problem->heads_q = shape->heads_q;
   problem->heads_kv = shape->heads_kv < 0 ? shape->heads_q : shape->heads_kv;
   problem->seq_q = shape->seq_q[shape->seq_q_count > 1 ? index : 0];
-  problem->seq_k = shape->seq_k_count == 0 ? problem->seq_q
-                                           : shape->seq_k[shape->seq_k_count > 1 ? index : 0];
+  problem->seq_k =
+      shape->seq_k_count == 0 ? problem->seq_q : shape->seq_k[shape->seq_k_count > 1 ? index : 0];
   problem->dim_qk = shape->dim_qk;
   problem->dim_v = shape->dim_v < 0 ? shape->dim_qk : shape->dim_v;
   tsr_layout layout = {.dtype = (tsr_dtype)shape->dtype, .order = options->order, .alignment = 64};
@@ -314,8 +326,8 @@ bool shape_options_apply(const shape_options* shape, const problem_options* opti
   return problem_options_apply(options, problem, message);
 }
 
-bool cli_context_create(tsr_context** context, int64_t threads, const tsr_runner* runner,
-                        cli_message* message) {
+bool cli_context_create(tsr_context **context, int64_t threads, const tsr_runner *runner,
+                        cli_message *message) {
   tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
   if (runner != NULL) {
     options.runner = *runner;
@@ -327,38 +339,54 @@ bool cli_context_create(tsr_context** context, int64_t threads, const tsr_runner
   return cli_fail(message, "%s: %s", tsr_status_string(status), tsr_last_message());
 }
 
-int cli_library_error(tsr_status status, cli_message* message) {
+int cli_library_error(tsr_status status, cli_message *message) {
   cli_fail(message, "%s: %s", tsr_status_string(status), tsr_last_message());
   bool refused = status == TSR_STATUS_INVALID_ARGUMENT || status == TSR_STATUS_NOT_SUPPORTED ||
                  status == TSR_STATUS_NOT_FOUND;
   return refused ? CLI_EXIT_BAD_INPUT : CLI_EXIT_FAILED;
 }
 
-const char* cli_dtype_name(tsr_dtype dtype) {
+const char *cli_dtype_name(tsr_dtype dtype) {
   switch (dtype) {
-    case TSR_DTYPE_F32: return "float32";
-    case TSR_DTYPE_F16: return "float16";
-    case TSR_DTYPE_BF16: return "bfloat16";
-    case TSR_DTYPE_F64: return "float64";
-    case TSR_DTYPE_F8_E4M3: return "float8_e4m3";
-    case TSR_DTYPE_F8_E5M2: return "float8_e5m2";
-    case TSR_DTYPE_I8: return "int8";
-    case TSR_DTYPE_U8: return "uint8";
-    case TSR_DTYPE_BIT: return "bit";
-    case TSR_DTYPE_I32: return "int32";
-    case TSR_DTYPE_I64: return "int64";
-    default: return "none";
+    case TSR_DTYPE_F32:
+      return "float32";
+    case TSR_DTYPE_F16:
+      return "float16";
+    case TSR_DTYPE_BF16:
+      return "bfloat16";
+    case TSR_DTYPE_F64:
+      return "float64";
+    case TSR_DTYPE_F8_E4M3:
+      return "float8_e4m3";
+    case TSR_DTYPE_F8_E5M2:
+      return "float8_e5m2";
+    case TSR_DTYPE_I8:
+      return "int8";
+    case TSR_DTYPE_U8:
+      return "uint8";
+    case TSR_DTYPE_BIT:
+      return "bit";
+    case TSR_DTYPE_I32:
+      return "int32";
+    case TSR_DTYPE_I64:
+      return "int64";
+    default:
+      return "none";
   }
 }
 
 size_t cli_dtype_bytes(tsr_dtype dtype) {
   switch (dtype) {
     case TSR_DTYPE_F64:
-    case TSR_DTYPE_I64: return 8;
+    case TSR_DTYPE_I64:
+      return 8;
     case TSR_DTYPE_F32:
-    case TSR_DTYPE_I32: return 4;
+    case TSR_DTYPE_I32:
+      return 4;
     case TSR_DTYPE_F16:
-    case TSR_DTYPE_BF16: return 2;
-    default: return 1;
+    case TSR_DTYPE_BF16:
+      return 2;
+    default:
+      return 1;
   }
 }

@@ -17,7 +17,7 @@
 #include "parse.h"
 
 typedef struct problem_options {
-  parse_state* state;  // first: shared with the command's own parser
+  parse_state *state;  // first: shared with the command's own parser
   tsr_causal causal;
   int64_t diagonal;
   bool window_given;
@@ -33,47 +33,47 @@ typedef struct problem_options {
   tsr_order order;
   tsr_dtype out_dtype;  // NONE: as q
   tsr_determinism determinism;
-  const char* backend;
-  const char* kernel;
+  const char *backend;
+  const char *kernel;
   int64_t threads;
 } problem_options;
 
-void problem_options_init(problem_options* options, parse_state* state);
+void problem_options_init(problem_options *options, parse_state *state);
 
 // A child parser: its input is a problem_options.
 extern const struct argp problem_options_argp;
 
 // Copies everything but sizes and tensors into a problem. Refuses combinations that a problem has
 // no field for (a window without a corner, a seed without dropout).
-bool problem_options_apply(const problem_options* options, tsr_problem* problem,
-                           cli_message* message);
+bool problem_options_apply(const problem_options *options, tsr_problem *problem,
+                           cli_message *message);
 
 // Sizes of a problem without tensors, for explain and bench.
 typedef struct shape_options {
-  parse_state* state;
+  parse_state *state;
   int64_t batch, heads_q, heads_kv, dim_qk, dim_v;
   int64_t seq_q[16], seq_k[16];
   size_t seq_q_count, seq_k_count;
   int dtype;  // tsr_dtype
 } shape_options;
 
-void shape_options_init(shape_options* options, parse_state* state);
+void shape_options_init(shape_options *options, parse_state *state);
 extern const struct argp shape_options_argp;
 
 // Fills sizes and the layouts of q, k, v, o for the i-th length of the lists. heads_kv and dim_v
 // default to heads_q and dim_qk, seq_k to seq_q.
-bool shape_options_apply(const shape_options* shape, const problem_options* options, size_t index,
-                         tsr_problem* problem, cli_message* message);
-size_t shape_options_count(const shape_options* shape);
+bool shape_options_apply(const shape_options *shape, const problem_options *options, size_t index,
+                         tsr_problem *problem, cli_message *message);
+size_t shape_options_count(const shape_options *shape);
 
 // Makes a context with these threads (and, for tests of the runner, a runner); one-line message.
-bool cli_context_create(tsr_context** context, int64_t threads, const tsr_runner* runner,
-                        cli_message* message);
+bool cli_context_create(tsr_context **context, int64_t threads, const tsr_runner *runner,
+                        cli_message *message);
 
 // Fills the message from the library's last one. Returns the exit status that fits.
-int cli_library_error(tsr_status status, cli_message* message);
+int cli_library_error(tsr_status status, cli_message *message);
 
-const char* cli_dtype_name(tsr_dtype dtype);  // "float32"
+const char *cli_dtype_name(tsr_dtype dtype);  // "float32"
 size_t cli_dtype_bytes(tsr_dtype dtype);
 
 #endif  // TESSERA_CLI_PROBLEM_OPTIONS_H_

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 static struct {
-  const char* what;
+  const char *what;
   double flops, seconds, start;
   bool terminal, quiet, shown, running;
   pthread_t thread;
@@ -28,7 +28,7 @@ double cli_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int run_tasks(void* user, void (*task)(void* arg, int64_t index, int32_t worker), void* arg,
+static int run_tasks(void *user, void (*task)(void *arg, int64_t index, int32_t worker), void *arg,
                      int64_t count) {
   int threads = (int)(intptr_t)user;
   atomic_store(&g.total, count);
@@ -44,7 +44,7 @@ static int run_tasks(void* user, void (*task)(void* arg, int64_t index, int32_t 
 
 tsr_runner progress_runner(int64_t threads) {
   int count = threads > 0 ? (int)threads : omp_get_max_threads();
-  return (tsr_runner){.user = (void*)(intptr_t)count, .threads = count, .run = run_tasks};
+  return (tsr_runner){.user = (void *)(intptr_t)count, .threads = count, .run = run_tasks};
 }
 
 static void show(double elapsed) {
@@ -55,8 +55,9 @@ static void show(double elapsed) {
              g.seconds);
   } else {
     double fraction = (double)done / (double)total;
-    int n = snprintf(text, sizeof text, "%s: step %lld, %.1f %% (%lld of %lld tasks), %.1f s", g.what,
-                     (long long)step, 100.0 * fraction, (long long)done, (long long)total, elapsed);
+    int n =
+        snprintf(text, sizeof text, "%s: step %lld, %.1f %% (%lld of %lld tasks), %.1f s", g.what,
+                 (long long)step, 100.0 * fraction, (long long)done, (long long)total, elapsed);
     // Speed and time left follow from the share of the tasks only while one step is the whole work.
     if (step == 1 && done > 0 && n > 0 && (size_t)n < sizeof text) {
       snprintf(text + n, sizeof text - (size_t)n, ", %.1f GFLOP/s, about %.1f s left",
@@ -68,7 +69,7 @@ static void show(double elapsed) {
   g.shown = true;
 }
 
-static void* report(void* unused) {
+static void *report(void *unused) {
   (void)unused;
   double next = 1.0;
   pthread_mutex_lock(&g.lock);
@@ -86,7 +87,7 @@ static void* report(void* unused) {
   return NULL;
 }
 
-void progress_begin(const char* what, double flops, double seconds, bool quiet) {
+void progress_begin(const char *what, double flops, double seconds, bool quiet) {
   g.what = what;
   g.flops = flops;
   g.seconds = seconds;

@@ -18,7 +18,7 @@ tsr_runner progress_runner(int64_t threads);
 
 // Starts reporting about work of `flops` operations, estimated to take `seconds`. `what` must
 // outlive it.
-void progress_begin(const char* what, double flops, double seconds, bool quiet);
+void progress_begin(const char *what, double flops, double seconds, bool quiet);
 
 // Stops reporting, removes the line, returns the seconds since progress_begin.
 double progress_end(void);

@@ -18,7 +18,7 @@
 #define SAFETENSORS_HEADER_LIMIT UINT64_C(100000000)
 
 typedef struct safetensors_entry {
-  char* name;
+  char *name;
   file_dtype dtype;
   int rank;
   int64_t shape[FILE_MAX_RANK];
@@ -27,34 +27,34 @@ typedef struct safetensors_entry {
 } safetensors_entry;
 
 typedef struct safetensors_pair {
-  char* key;
-  char* value;
+  char *key;
+  char *value;
 } safetensors_pair;
 
 typedef struct safetensors_file {
   uint64_t data_start;  // where the data section begins in the file
   size_t count;
-  safetensors_entry* entries;  // ascending by byte range
+  safetensors_entry *entries;  // ascending by byte range
   size_t metadata_count;
-  safetensors_pair* metadata;  // the "__metadata__" object, strings only
+  safetensors_pair *metadata;  // the "__metadata__" object, strings only
 } safetensors_file;
 
-bool safetensors_parse(safetensors_file* file, const byte_source* source, cli_message* message);
-void safetensors_free(safetensors_file* file);
+bool safetensors_parse(safetensors_file *file, const byte_source *source, cli_message *message);
+void safetensors_free(safetensors_file *file);
 
 // NULL when absent.
-const safetensors_entry* safetensors_find(const safetensors_file* file, const char* name);
-const char* safetensors_metadata(const safetensors_file* file, const char* key);
+const safetensors_entry *safetensors_find(const safetensors_file *file, const char *name);
+const char *safetensors_metadata(const safetensors_file *file, const char *key);
 
 // Reads one tensor of a parsed file.
-bool safetensors_load(file_tensor* tensor, const safetensors_file* file,
-                      const safetensors_entry* entry, const byte_source* source,
-                      cli_message* message);
+bool safetensors_load(file_tensor *tensor, const safetensors_file *file,
+                      const safetensors_entry *entry, const byte_source *source,
+                      cli_message *message);
 
 // Builds length field and header (padded so that the data starts at a multiple of 8) for tensors
 // that follow each other in this order. Returns a malloc'ed block, NULL when out of memory.
-char* safetensors_format_header(const file_tensor* const* tensors, const char* const* names,
-                                size_t count, const safetensors_pair* metadata,
-                                size_t metadata_count, size_t* length);
+char *safetensors_format_header(const file_tensor *const *tensors, const char *const *names,
+                                size_t count, const safetensors_pair *metadata,
+                                size_t metadata_count, size_t *length);
 
 #endif  // TESSERA_CLI_SAFETENSORS_H_

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char* kind_of(mode_t mode) {
+static const char *kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a directory";
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
@@ -18,7 +18,7 @@ static const char* kind_of(mode_t mode) {
   return "not a file";
 }
 
-bool source_open(byte_source* source, const char* path, cli_message* message) {
+bool source_open(byte_source *source, const char *path, cli_message *message) {
   *source = (byte_source){.fd = -1};
   // Non-blocking, so that a pipe without a writer is refused below instead of hanging here.
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -42,21 +42,22 @@ bool source_open(byte_source* source, const char* path, cli_message* message) {
   return true;
 }
 
-void source_from_memory(byte_source* source, const void* memory, size_t size) {
+void source_from_memory(byte_source *source, const void *memory, size_t size) {
   *source = (byte_source){.fd = -1, .memory = memory, .size = size};
 }
 
-bool source_read(const byte_source* source, uint64_t offset, void* out, size_t count,
-                 cli_message* message) {
+bool source_read(const byte_source *source, uint64_t offset, void *out, size_t count,
+                 cli_message *message) {
   if (offset > source->size || count > source->size - offset) {
-    return cli_fail(message, "is truncated: bytes %" PRIu64 " to %" PRIu64 " wanted, it has %" PRIu64,
+    return cli_fail(message,
+                    "is truncated: bytes %" PRIu64 " to %" PRIu64 " wanted, it has %" PRIu64,
                     offset, offset + count, source->size);
   }
   if (source->memory != NULL) {
     if (count != 0) memcpy(out, source->memory + offset, count);
     return true;
   }
-  uint8_t* to = out;
+  uint8_t *to = out;
   while (count != 0) {
     ssize_t got = pread(source->fd, to, count, (off_t)offset);
     if (got < 0 && errno == EINTR) continue;
@@ -69,7 +70,7 @@ bool source_read(const byte_source* source, uint64_t offset, void* out, size_t c
   return true;
 }
 
-void source_close(byte_source* source) {
+void source_close(byte_source *source) {
   if (source->fd >= 0) close(source->fd);
   *source = (byte_source){.fd = -1};
 }

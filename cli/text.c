@@ -9,16 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-void table_begin(text_table* table, const char* alignment, const char* const* header) {
+void table_begin(text_table *table, const char *alignment, const char *const *header) {
   *table = (text_table){.columns = (int)strlen(alignment)};
   for (int i = 0; i < table->columns; ++i) table->right[i] = alignment[i] == 'r';
   for (int i = 0; i < table->columns; ++i) table_cell(table, "%s", header[i]);
 }
 
-void table_cell(text_table* table, const char* format, ...) {
+void table_cell(text_table *table, const char *format, ...) {
   if (table->rows == table->capacity) {
     size_t capacity = table->capacity != 0 ? table->capacity * 2 : 64;
-    void* cells = realloc(table->cells, capacity * TABLE_CELL);
+    void *cells = realloc(table->cells, capacity * TABLE_CELL);
     if (cells == NULL) {
       table->broken = true;
       return;
@@ -33,13 +33,13 @@ void table_cell(text_table* table, const char* format, ...) {
 }
 
 // Bytes that start a character: what a terminal shows as one column for the symbols used here.
-static int width_of(const char* text) {
+static int width_of(const char *text) {
   int width = 0;
   for (; *text != 0; ++text) width += ((unsigned char)*text & 0xc0) != 0x80;
   return width;
 }
 
-void table_print(const text_table* table, FILE* out) {
+void table_print(const text_table *table, FILE *out) {
   int width[TABLE_COLUMNS] = {0};
   if (table->broken) fprintf(out, "(table cut: out of memory)\n");
   for (size_t i = 0; i < table->rows; ++i) {
@@ -49,7 +49,7 @@ void table_print(const text_table* table, FILE* out) {
   }
   for (size_t i = 0; i < table->rows; ++i) {
     int column = (int)(i % (size_t)table->columns);
-    const char* text = table->cells[i];
+    const char *text = table->cells[i];
     int pad = width[column] - width_of(text);
     bool last = column + 1 == table->columns;
     if (table->right[column]) {
@@ -60,13 +60,13 @@ void table_print(const text_table* table, FILE* out) {
   }
 }
 
-void table_free(text_table* table) {
+void table_free(text_table *table) {
   free(table->cells);
   *table = (text_table){.columns = 0};
 }
 
-const char* text_seconds(double seconds, char* buffer, size_t capacity) {
-  const char* unit = "s";
+const char *text_seconds(double seconds, char *buffer, size_t capacity) {
+  const char *unit = "s";
   if (seconds < 1e-6) {
     seconds *= 1e9;
     unit = "ns";
@@ -81,33 +81,36 @@ const char* text_seconds(double seconds, char* buffer, size_t capacity) {
   return buffer;
 }
 
-static const char* scaled(double value, double base, const char* const* units, int count,
-                          char* buffer, size_t capacity) {
+static const char *scaled(double value, double base, const char *const *units, int count,
+                          char *buffer, size_t capacity) {
   int i = 0;
   while (i + 1 < count && value >= base) {
     value /= base;
     ++i;
   }
-  snprintf(buffer, capacity, "%.*f %s", i == 0 || value >= 100 ? 0 : value < 10 ? 2 : 1, value,
-           units[i]);
+  snprintf(buffer, capacity, "%.*f %s",
+           i == 0 || value >= 100 ? 0
+           : value < 10           ? 2
+                                  : 1,
+           value, units[i]);
   return buffer;
 }
 
-const char* text_bytes(double bytes, char* buffer, size_t capacity) {
-  static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+const char *text_bytes(double bytes, char *buffer, size_t capacity) {
+  static const char *const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   return scaled(bytes, 1024.0, kUnits, 5, buffer, capacity);
 }
 
-const char* text_flops(double flops, char* buffer, size_t capacity) {
-  static const char* const kUnits[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"};
+const char *text_flops(double flops, char *buffer, size_t capacity) {
+  static const char *const kUnits[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"};
   return scaled(flops, 1000.0, kUnits, 6, buffer, capacity);
 }
 
-json_t* json_real_or_null(double value) {
+json_t *json_real_or_null(double value) {
   return isfinite(value) ? json_real(value) : json_null();
 }
 
-static bool print_document(json_t* root, size_t flags) {
+static bool print_document(json_t *root, size_t flags) {
   int failed = json_dumpf(root, stdout, flags | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
   json_decref(root);
   if (failed != 0) {
@@ -118,9 +121,13 @@ static bool print_document(json_t* root, size_t flags) {
   return true;
 }
 
-bool json_print(json_t* root) { return print_document(root, JSON_INDENT(2)); }
+bool json_print(json_t *root) {
+  return print_document(root, JSON_INDENT(2));
+}
 
-bool json_print_line(json_t* root) { return print_document(root, JSON_COMPACT); }
+bool json_print_line(json_t *root) {
+  return print_document(root, JSON_COMPACT);
+}
 
 bool text_finish(void) {
   if (fflush(stdout) == 0 && ferror(stdout) == 0) return true;

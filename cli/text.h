@@ -23,21 +23,21 @@ typedef struct text_table {
 } text_table;
 
 // The first row is the header; `alignment` has one character per column: 'l' or 'r'.
-void table_begin(text_table* table, const char* alignment, const char* const* header);
-void table_cell(text_table* table, const char* format, ...) __attribute__((format(printf, 2, 3)));
-void table_print(const text_table* table, FILE* out);
-void table_free(text_table* table);
+void table_begin(text_table *table, const char *alignment, const char *const *header);
+void table_cell(text_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void table_print(const text_table *table, FILE *out);
+void table_free(text_table *table);
 
 // Each returns `buffer`.
-const char* text_seconds(double seconds, char* buffer, size_t capacity);  // "1.23 ms"
-const char* text_bytes(double bytes, char* buffer, size_t capacity);      // "4.0 MiB"
-const char* text_flops(double flops, char* buffer, size_t capacity);      // "2.15 GFLOP"
+const char *text_seconds(double seconds, char *buffer, size_t capacity);  // "1.23 ms"
+const char *text_bytes(double bytes, char *buffer, size_t capacity);      // "4.0 MiB"
+const char *text_flops(double flops, char *buffer, size_t capacity);      // "2.15 GFLOP"
 
-json_t* json_real_or_null(double value);
+json_t *json_real_or_null(double value);
 
 // Prints one document and a line feed, frees it. False when the output could not be written.
-bool json_print(json_t* root);
-bool json_print_line(json_t* root);
+bool json_print(json_t *root);
+bool json_print_line(json_t *root);
 
 // Flushes stdout; false (with the message on stderr) when something could not be written.
 bool text_finish(void);

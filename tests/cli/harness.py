@@ -14,7 +14,9 @@ import unittest
 
 SOURCE = os.environ.get("TESSERA_SOURCE",
                         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-PROGRAM = os.environ["TESSERA_CLI"]
+# The program, behind an emulator in a cross build.
+PROGRAM = [word for word in os.environ.get("TESSERA_CLI_EMULATOR", "").split("|") if word]
+PROGRAM.append(os.environ["TESSERA_CLI"])
 sys.path.insert(0, os.path.join(SOURCE, "tests", "fuzz_readers"))
 from make_corpus import entry, npy, safetensors  # noqa: E402,F401
 
@@ -39,7 +41,7 @@ class CliTest(unittest.TestCase):
             return source.read()
 
     def run_cli(self, *arguments, **options):
-        return subprocess.run([PROGRAM] + [str(a) for a in arguments], stdout=subprocess.PIPE,
+        return subprocess.run(PROGRAM + [str(a) for a in arguments], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, cwd=self.folder, check=False, **options)
 
     def good(self, *arguments, **options):

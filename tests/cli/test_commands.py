@@ -19,6 +19,7 @@ class Commands(CliTest):
         info = self.good_json("info", "--json")
         backends = {b["name"]: b for b in info["backends"]}
         self.assertTrue(backends["reference"]["named_only"])
+        self.assertLessEqual({"cpu", "cuda", "hip"}, set(backends))  # absent ones with their reason
         self.assertTrue(backends["reference"]["kernels"])
         for backend in backends.values():
             self.assertEqual(backend["available"], backend["reason"] == "")

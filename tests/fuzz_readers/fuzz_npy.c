@@ -8,13 +8,13 @@
 #include "npy.h"
 #include "oracle.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void check_round_trip(const file_tensor* tensor) {
+static void check_round_trip(const file_tensor *tensor) {
   char header[1024];
   size_t length = npy_format_header(tensor, header, sizeof header);
   ORACLE(length != 0 && length % 64 == 0);
-  uint8_t* whole = malloc(length + tensor->bytes + 1);
+  uint8_t *whole = malloc(length + tensor->bytes + 1);
   ORACLE(whole != NULL);
   memcpy(whole, header, length);
   memcpy(whole + length, tensor->data, tensor->bytes);
@@ -30,7 +30,7 @@ static void check_round_trip(const file_tensor* tensor) {
   free(whole);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0) return 0;
   for (int bf16 = 0; bf16 < 2; ++bf16) {
     byte_source source;

@@ -8,20 +8,20 @@
 #include "oracle.h"
 #include "safetensors.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { kRewriteMax = 32 };
 
-static void check_rewrite(const safetensors_file* file, const file_tensor* const* tensors) {
-  const char* names[kRewriteMax];
+static void check_rewrite(const safetensors_file *file, const file_tensor *const *tensors) {
+  const char *names[kRewriteMax];
   for (size_t i = 0; i < file->count; ++i) names[i] = file->entries[i].name;
   size_t length = 0;
-  char* header = safetensors_format_header(tensors, names, file->count, file->metadata,
+  char *header = safetensors_format_header(tensors, names, file->count, file->metadata,
                                            file->metadata_count, &length);
   ORACLE(header != NULL && length % 8 == 0);
   size_t bytes = 0;
   for (size_t i = 0; i < file->count; ++i) bytes += tensors[i]->bytes;
-  uint8_t* whole = malloc(length + bytes);
+  uint8_t *whole = malloc(length + bytes);
   ORACLE(whole != NULL);
   memcpy(whole, header, length);
   size_t at = length;
@@ -36,7 +36,7 @@ static void check_rewrite(const safetensors_file* file, const file_tensor* const
   ORACLE(safetensors_parse(&again, &source, &message));
   ORACLE(again.count == file->count && again.metadata_count == file->metadata_count);
   for (size_t i = 0; i < file->count; ++i) {
-    const safetensors_entry* found = safetensors_find(&again, names[i]);
+    const safetensors_entry *found = safetensors_find(&again, names[i]);
     ORACLE(found != NULL && found->dtype == tensors[i]->dtype && found->rank == tensors[i]->rank);
     file_tensor copy;
     ORACLE(safetensors_load(&copy, &again, found, &source, &message));
@@ -45,7 +45,7 @@ static void check_rewrite(const safetensors_file* file, const file_tensor* const
     file_tensor_free(&copy);
   }
   for (size_t i = 0; i < file->metadata_count; ++i) {
-    const char* value = safetensors_metadata(&again, file->metadata[i].key);
+    const char *value = safetensors_metadata(&again, file->metadata[i].key);
     ORACLE(value != NULL && strcmp(value, file->metadata[i].value) == 0);
   }
   safetensors_free(&again);
@@ -53,13 +53,13 @@ static void check_rewrite(const safetensors_file* file, const file_tensor* const
   free(whole);
 }
 
-static void check_file(const safetensors_file* file, const byte_source* source) {
+static void check_file(const safetensors_file *file, const byte_source *source) {
   file_tensor loaded[kRewriteMax];
-  const file_tensor* pointers[kRewriteMax];
+  const file_tensor *pointers[kRewriteMax];
   uint64_t at = 0;
   size_t kept = 0;
   for (size_t i = 0; i < file->count; ++i) {
-    const safetensors_entry* entry = &file->entries[i];
+    const safetensors_entry *entry = &file->entries[i];
     ORACLE(entry->begin == at && entry->end >= entry->begin);
     at = entry->end;
     file_tensor tensor;
@@ -79,7 +79,7 @@ static void check_file(const safetensors_file* file, const byte_source* source) 
   for (size_t i = 0; i < kept; ++i) file_tensor_free(&loaded[i]);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0) return 0;
   byte_source source;
   source_from_memory(&source, data, size);

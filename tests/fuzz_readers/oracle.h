@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold after any input, for both fuzz targets: a refusal is one printable line; a tensor's
-// strides address exactly its bytes, and every element can be read.
+// What must hold after any input, for both fuzz targets: a refusal is one printable line; a
+// tensor's strides address exactly its bytes, and every element can be read.
 #ifndef TESSERA_TESTS_FUZZ_READERS_ORACLE_H_
 #define TESSERA_TESTS_FUZZ_READERS_ORACLE_H_
 
@@ -13,16 +13,16 @@
 #include "tensor_file.h"
 
 // Not assert(): it must also hold in builds with NDEBUG.
-#define ORACLE(condition)                                                        \
-  do {                                                                           \
-    if (!(condition)) {                                                          \
-      fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #condition);    \
-      abort();                                                                   \
-    }                                                                            \
+#define ORACLE(condition)                                                     \
+  do {                                                                        \
+    if (!(condition)) {                                                       \
+      fprintf(stderr, "%s:%d: broken: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                \
+    }                                                                         \
   } while (0)
 
-static inline void oracle_check_message(const cli_message* message) {
-  const char* end = memchr(message->text, 0, sizeof message->text);
+static inline void oracle_check_message(const cli_message *message) {
+  const char *end = memchr(message->text, 0, sizeof message->text);
   ORACLE(end != NULL && end != message->text);
   size_t n = (size_t)(end - message->text);
   for (size_t i = 0; i < n; ++i) {
@@ -30,7 +30,7 @@ static inline void oracle_check_message(const cli_message* message) {
   }
 }
 
-static inline void oracle_check_tensor(const file_tensor* tensor) {
+static inline void oracle_check_tensor(const file_tensor *tensor) {
   ORACLE(tensor->data != NULL && (uintptr_t)tensor->data % 64 == 0);
   ORACLE(tensor->rank >= 0 && tensor->rank <= FILE_MAX_RANK);
   unsigned bits = file_dtype_info(tensor->dtype)->bits;
