@@ -292,9 +292,6 @@ static tsr_status check_backward(const tsr_problem *p) {
   TSRI_INVALID_IF(p->page_size && p->dv.dtype,
                   "dv.dtype: found %s with pages, accepted none: sequences may share pages",
                   tsri_dtype_text(p->dv.dtype));
-  TSRI_INVALID_IF(p->dbias.dtype && !p->bias.dtype,
-                  "dbias.dtype: found %s, accepted none: there is no bias",
-                  tsri_dtype_text(p->dbias.dtype));
   TSRI_INVALID_IF(p->dsink && !p->sink, "dsink: found 1, accepted 0: there is no sink");
   return TSR_STATUS_SUCCESS;
 }

@@ -346,6 +346,9 @@ Test(context, merge_and_mask_take_the_first_backend) {
               "alpha: only odd ones; beta: refused without a reason; gamma: used only when named",
               MERGE());
   EXPECT_FAIL(TSR_STATUS_NOT_SUPPORTED, "no backend takes the dropout mask", MASK());
+  EXPECT_FAIL(
+      TSR_STATUS_NOT_FOUND, "device: found cuda 0",
+      tsr_dropout_mask(context, (tsr_device){TSR_DEVICE_CUDA, 0}, &d, (uint8_t *)memory[2], NULL));
   /* Any other failure is told at once. */
   fake_backends[0].merge_status = TSR_STATUS_DEVICE_ERROR;
   EXPECT_FAIL(TSR_STATUS_DEVICE_ERROR, "alpha/merge: only odd ones", MERGE());

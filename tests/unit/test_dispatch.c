@@ -280,6 +280,7 @@ Test(dispatch, devices) {
               "device: found hip 0, which no available backend has; gamma: "
               "absent: switched off",
               tsr_plan_create(&plan, context, (tsr_device){TSR_DEVICE_HIP, 0}, &p));
+  EXPECT_INVALID("out: found NULL", tsr_plan_create(NULL, context, host, &p));
   EXPECT_INVALID("device.index: found 1",
                  tsr_plan_create(&plan, context, (tsr_device){TSR_DEVICE_HOST, 1}, &p));
   EXPECT_FAIL(TSR_STATUS_NOT_SUPPORTED, "beta: works on cuda memory",

@@ -128,6 +128,8 @@ Test(validate, packed) {
       p.total_q = 9; p.seq_q = 0; p.bias.dtype = TSR_DTYPE_F32);
   BAD("seq_k: found 0", p.arrays = TSR_ARRAY_CU_K; p.total_k = 9; p.seq_k = 0;
       p.mask.dtype = TSR_DTYPE_U8);
+  BAD("it is an axis of block_mask", p.arrays = TSR_ARRAY_CU_K; p.total_k = 9; p.seq_k = 0;
+      p.block_mask.dtype = TSR_DTYPE_U8; p.block_q = p.block_k = 2);
   GOOD(p.arrays = TSR_ARRAY_CU_Q; p.total_q = 9; p.seq_q = 0; p.bias.dtype = TSR_DTYPE_F32;
        p.bias.order = TSR_ORDER_STRIDED; p.bias.stride[3] = 1);
 }
@@ -248,6 +250,11 @@ Test(validate, blocks_and_scales) {
   BAD("scale_rows_k: found -4", p.scale_rows_k = -4);
   GOOD(p.k.dtype = p.v.dtype = TSR_DTYPE_I8; p.k_scale.dtype = p.v_scale.dtype = TSR_DTYPE_F32;
        p.scale_rows_k = 4);
+  BAD("scale_rows_k: found -1, accepted 0 or more", p.k.dtype = p.v.dtype = TSR_DTYPE_I8;
+      p.k_scale.dtype = p.v_scale.dtype = TSR_DTYPE_F32; p.scale_rows_k = -1);
+  BAD("scale_rows_q: found -1, accepted 0 or more",
+      p.q.dtype = p.k.dtype = p.v.dtype = TSR_DTYPE_F8_E5M2;
+      p.q_scale.dtype = p.k_scale.dtype = p.v_scale.dtype = TSR_DTYPE_F32; p.scale_rows_q = -1);
 }
 
 Test(validate, backward) {

@@ -188,6 +188,11 @@ Test(validate_calls, dropout) {
   BAD_DROPOUT("reserved: found 1", d.reserved = 1);
   BAD_DROPOUT("mask.dtype: found 17 (bit), accepted uint8", d.mask.dtype = TSR_DTYPE_BIT);
   BAD_DROPOUT("mask.stride[3]: found 0", d.mask.order = TSR_ORDER_STRIDED);
+  tsr_dropout_problem out;
+  const tsr_dropout_problem d = dropout_base();
+  EXPECT_INVALID("device.kind: found 9",
+                 tsri_validate_dropout(&d, (tsr_device){(tsr_device_kind)9, 0},
+                                       (const uint8_t *)memory, NULL, &out));
   EXPECT_INVALID("mask: found NULL", dropout_check(dropout_base(), NULL, NULL));
   EXPECT_INVALID("stream: found", dropout_check(dropout_base(), (const uint8_t *)memory, memory));
 }

@@ -100,6 +100,9 @@ Test(validate_run, tensors_required) {
   BAD_BACKWARD("dbias: found NULL", p.bias.dtype = p.dbias.dtype = TSR_DTYPE_F32,
                a.bias = memory[9]);
   BAD_BACKWARD("dsink: found NULL", p.sink = p.dsink = 1, a.sink = memory[9]);
+  BAD("q: found 1152921504606847360 bytes from", p.q.order = TSR_ORDER_STRIDED;
+      p.q.stride[0] = INT64_C(1) << 58; p.q.stride[1] = 24; p.q.stride[2] = 8;
+      p.q.stride[3] = 1, a.q = (const void *)(UINTPTR_MAX - 4095));
   /* An empty tensor needs no memory. */
   GOOD(p.batch = 0, a.q = a.k = a.v = NULL; a.o = NULL);
   GOOD(p.seq_q = 0, a.q = NULL; a.o = NULL);
