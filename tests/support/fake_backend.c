@@ -62,10 +62,10 @@ static int32_t fake_device_count(void *state) {
 static tsr_status fake_device_info(void *state, int32_t index, tsr_device_info *info,
                                    tsr_reason *reason) {
   const fake_backend *f = ((fake_state *)state)->fake;
-  (void)reason;
+  say(reason, f->text);
   snprintf(info->name, sizeof info->name, "%s %d", f->vtable.name, index);
   info->compute_units = 7;
-  return TSR_STATUS_SUCCESS;
+  return f->info_status;
 }
 
 static tsr_status fake_kernel_info(void *state, int32_t index, tsr_kernel_info *info) {

@@ -29,7 +29,7 @@ typedef struct fake_backend {
   fake_kernel kernels[FAKE_KERNELS];
   size_t state_bytes; /* taken from the host's allocator by probe; 0: none */
   size_t plan_bytes;  /* likewise by plan_create */
-  tsr_status plan_status, run_status, merge_status, mask_status;
+  tsr_status plan_status, run_status, merge_status, mask_status, info_status;
   const char *text; /* reason of the failures above */
 
   /* What happened. */

@@ -371,6 +371,10 @@ Test(context, default_context) {
   cr_expect_eq(tsr_context_backend_count(NULL), FAKE_BACKENDS);
   EXPECT_OK(tsr_context_backend_info(NULL, 0, &info));
   cr_expect_str_eq(info.name, "alpha");
+  tsr_device_info device = TSR_DEVICE_INFO_INIT;
+  EXPECT_OK(tsr_device_query(NULL, host, &device));
+  cr_expect_str_eq(device.name, "alpha 0");
+  cr_expect_eq(device.compute_units, 7);
   const tsr_tensor q = {memory[0], TSR_DTYPE_F32, 0, {2, 4, 3, 8}, {96, 24, 8, 1}};
   const tsr_tensor k = {memory[1], TSR_DTYPE_F32, 0, {2, 2, 5, 8}, {80, 40, 8, 1}};
   tsr_tensor o = q;

@@ -291,6 +291,12 @@ Test(dispatch, devices) {
   cr_expect_eq(info.device.index, 1);
   EXPECT_FAIL(TSR_STATUS_NOT_FOUND, "device: found hip 0",
               tsr_device_query(context, (tsr_device){TSR_DEVICE_HIP, 0}, &info));
+  EXPECT_INVALID("device.index: found -1",
+                 tsr_device_query(context, (tsr_device){TSR_DEVICE_CUDA, -1}, &info));
+  b->info_status = TSR_STATUS_DEVICE_ERROR;
+  b->text = "error 999";
+  EXPECT_FAIL(TSR_STATUS_DEVICE_ERROR, "beta: error 999",
+              tsr_device_query(context, (tsr_device){TSR_DEVICE_CUDA, 1}, &info));
   info.struct_size = 3;
   EXPECT_INVALID("struct_size", tsr_device_query(context, host, &info));
   tsr_context_destroy(context);
@@ -322,6 +328,7 @@ Test(dispatch, explain) {
   cr_expect_eq(more, needed);
   cr_expect_eq(strlen(tiny), sizeof tiny - 1);
   EXPECT_INVALID("text: found NULL", tsr_plan_explain(plan, NULL, 9, &more));
+  EXPECT_INVALID("text: found NULL", tsr_explain(context, host, &p, NULL, 9, &more));
   EXPECT_INVALID("plan: found NULL", tsr_plan_explain(NULL, text, 9, &more));
   tsr_plan_destroy(plan);
   /* Also where no plan can be made. */
