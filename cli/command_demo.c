@@ -397,6 +397,7 @@ static int run_demo(const demo_options *options, tsr_context *context, cli_messa
         "\nerror/bound: worst of O and LSE against double precision, over the accuracy contract's "
         "bound; vs file: against\nthe O and LSE stored with the capture, over what rounding "
         "allows. Both must be at most 1.\n");
+    print_skipped(&run);
   }
   table_free(&run.table);
   safetensors_free(&file);

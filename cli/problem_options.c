@@ -190,6 +190,14 @@ static error_t parse_problem(int key, char *arg, struct argp_state *argp_state) 
 
 const struct argp problem_options_argp = {kProblemOptions, parse_problem, 0, 0, 0, 0, 0};
 
+// A value that float32 rounds to zero would select the default behind the caller's back.
+static bool to_float(const char *option, double value, float *out, cli_message *message) {
+  *out = (float)value;
+  if (*out != 0 || value == 0) return true;
+  return cli_fail(message, "%s: %g is 0 in float32; accepted: 0, or at least 1e-45 in size", option,
+                  value);
+}
+
 bool problem_options_apply(const problem_options *options, tsr_problem *problem,
                            cli_message *message) {
   problem->causal = options->causal;
@@ -213,9 +221,11 @@ bool problem_options_apply(const problem_options *options, tsr_problem *problem,
       problem->diagonal = options->window_diagonal;
     }
   }
-  problem->scale = (float)options->scale;
-  problem->softcap = (float)options->softcap;
-  problem->dropout = (float)options->dropout;
+  if (!to_float("--scale", options->scale, &problem->scale, message) ||
+      !to_float("--softcap", options->softcap, &problem->softcap, message) ||
+      !to_float("--dropout", options->dropout, &problem->dropout, message)) {
+    return false;
+  }
   problem->prefix = options->prefix;
   problem->determinism = options->determinism;
   problem->backend = options->backend;

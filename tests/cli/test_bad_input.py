@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 import struct
+import subprocess
+import time
 import unittest
 
-from harness import CliTest, entry, noise, npy, npy_of, safetensors, safetensors_of
+from harness import PROGRAM, CliTest, entry, noise, npy, npy_of, safetensors, safetensors_of
 
 NAN = struct.pack("<f", float("nan"))
 SHAPE = (1, 2, 4, 8)
@@ -173,6 +175,18 @@ class BadInput(CliTest):
             with self.subTest(arguments):
                 self.refused_run(*arguments, words=words)
 
+    def test_bad_lengths(self):
+        self.write("qp.npy", npy("<f4", (2, 9, 8), body=bytes(576)))
+        self.write("cu.npy", npy("<i4", (3,), body=struct.pack("<3i", 0, 9, 4)))
+        self.refused("run", "--q", "qp.npy", "--k", "qp.npy", "--v", "qp.npy", "--cu-seqlens-q",
+                     "cu.npy", "--cu-seqlens-k", "cu.npy", "--o", "o.npy", words=["cu_q"])
+        self.write("table.npy", npy("<i4", (1, 2), body=struct.pack("<2i", 0, 99)))
+        self.write("used.npy", npy("<i8", (1,), body=struct.pack("<q", 6)))
+        self.refused_run("--page-table", "table.npy", "--used-k", "used.npy", words=["page_table"])
+        self.refused_run("--page-table", "table.npy", words=["USED_K"])
+        self.write("used.npy", npy("<i8", (1,), body=struct.pack("<q", 1 << 40)))
+        self.refused_run("--used-k", "used.npy", words=["used_k"])
+
     def test_options(self):
         for arguments, words in (
                 (("--frobnicate",), ["--frobnicate"]),
@@ -185,6 +199,9 @@ class BadInput(CliTest):
                 (("--causal", "top-left", "--window", "1,1,bottom-right"), ["invalid argument"]),
                 (("--scale", "big"), ["--scale"]),
                 (("--scale", "nan"), ["--scale", "finite"]),
+                (("--scale", "1e-60"), ["--scale", "float32"]),
+                (("--scale", "1e60"), ["scale"]),
+                (("--softcap", "1e-60"), ["--softcap", "float32"]),
                 (("--softcap", "-1"), ["softcap"]),
                 (("--dropout", "1.5"), ["dropout"]),
                 (("--seed", "1"), ["--seed", "--dropout"]),
@@ -241,6 +258,24 @@ class BadInput(CliTest):
         self.assertEqual(self.read("o.npy"), b"old output")
         self.assertEqual(self.read("lse.npy"), b"old lse")
         self.assertEqual(sorted(os.listdir(self.folder)), sorted(self.keep + ["o.npy", "lse.npy"]))
+
+    def test_interrupt_leaves_no_file(self):
+        # One key and many queries: little work, and an output large enough to be met while written.
+        rows = 1 << 18
+        self.write("q.npy", npy("<f4", (1, 1, rows, 64), body=bytes(rows * 256)))
+        self.write("k.npy", npy("<f4", (1, 1, 1, 64), body=bytes(256)))
+        before = set(os.listdir(self.folder))
+        done = subprocess.Popen([*PROGRAM, "run", "--q", "q.npy", "--k", "k.npy", "--v", "k.npy", "--o",
+                                 "o.npy", "--lse", "lse.npy", "--quiet"], cwd=self.folder,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while done.poll() is None and set(os.listdir(self.folder)) == before:
+            time.sleep(0.001)
+        done.send_signal(signal.SIGINT)
+        status = done.wait()
+        left = set(os.listdir(self.folder)) - before
+        # Too late to interrupt means that both are whole; else there is nothing.
+        self.assertIn((status, left), [(-signal.SIGINT, set()), (0, {"o.npy", "lse.npy"}),
+                                       (-signal.SIGINT, {"o.npy", "lse.npy"})])
 
     def test_allow_nan(self):
         self.write("bad.npy", BAD_NPY["one_nan"][0])
