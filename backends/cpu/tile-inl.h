@@ -109,7 +109,8 @@ HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HW
   score_part<NV, kMax, true>(k + x, ld, n, q + x * width, dim - x, s, m0, m1, m2);
 }
 
-// MR dims of O^T += V^T P^T over n keys, after a rescale by alpha.
+// MR dims of O^T = alpha O^T + V^T P^T over n keys. A tile is summed apart and joins O at the end:
+// rounding errors then grow with the tile and the number of tiles, not with the number of keys.
 template <int NV, int MR>
 HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
                              const float *HWY_RESTRICT p, float *HWY_RESTRICT o, VF alpha0, VF alpha1,
@@ -117,15 +118,7 @@ HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t width = NV * lanes;
-#define TSRI_DECLARE(i)                                                                     \
-  VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;                           \
-  if constexpr (i < MR) {                                                                   \
-    a##i##0 = Recurrence::rescale(hn::Load(d, o + i * width), alpha0);                      \
-    if constexpr (NV > 1)                                                                   \
-      a##i##1 = Recurrence::rescale(hn::Load(d, o + i * width + lanes), alpha1);            \
-    if constexpr (NV > 2)                                                                   \
-      a##i##2 = Recurrence::rescale(hn::Load(d, o + i * width + 2 * lanes), alpha2);        \
-  }
+#define TSRI_DECLARE(i) VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;
   TSRI_EACH_ROW(TSRI_DECLARE)
 #undef TSRI_DECLARE
   for (size_t j = 0; j < n; ++j, v += ld, p += width) {
@@ -142,14 +135,17 @@ HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
     TSRI_EACH_ROW(TSRI_STEP)
 #undef TSRI_STEP
   }
-#define TSRI_FINISH(i)                                                      \
-  if constexpr (i < MR) {                                                   \
-    hn::Store(a##i##0, d, o + i * width);                                   \
-    if constexpr (NV > 1) hn::Store(a##i##1, d, o + i * width + lanes);     \
-    if constexpr (NV > 2) hn::Store(a##i##2, d, o + i * width + 2 * lanes); \
+#define TSRI_JOIN(x, alpha, at) \
+  hn::Store(hn::Add(Recurrence::rescale(hn::Load(d, o + (at)), alpha), x), d, o + (at))
+#define TSRI_FINISH(i)                                                       \
+  if constexpr (i < MR) {                                                    \
+    TSRI_JOIN(a##i##0, alpha0, i * width);                                   \
+    if constexpr (NV > 1) TSRI_JOIN(a##i##1, alpha1, i * width + lanes);     \
+    if constexpr (NV > 2) TSRI_JOIN(a##i##2, alpha2, i * width + 2 * lanes); \
   }
   TSRI_EACH_ROW(TSRI_FINISH)
 #undef TSRI_FINISH
+#undef TSRI_JOIN
 }
 
 // All dims of O^T: whole blocks, then the rest in halves, so that nothing beyond a row of V is read.
