@@ -14,6 +14,7 @@
 #include "bench/bench_attention.h"
 #include "bench/report.h"
 #include "commands.h"
+#include "field_names.h"
 #include "message.h"
 #include "parse.h"
 #include "problem_options.h"
@@ -225,6 +226,7 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
     code = exit_of(bench_attention(&request, &records[i], why, sizeof why));
     if (code != CLI_EXIT_OK) {
       cli_fail(message, "%s", why);
+      cli_name_option(message, true);
     } else if (!options->json) {
       table_row(&table, options, &records[i], &probe);
     } else if (!json_print_line(report_json(&records[i], &probe, &machine))) {

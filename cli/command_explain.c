@@ -193,7 +193,7 @@ int command_explain(int argc, char **argv) {
       cli_context_create(&context, options.problem.threads, NULL, &message)) {
     tsr_status status;
     text = explain_text(context, &problem, &status);
-    code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, &message);
+    code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, true, &message);
     // The text of a refused problem is the message itself, and that goes to stderr.
     bool planned = status == TSR_STATUS_SUCCESS || status == TSR_STATUS_NOT_SUPPORTED;
     if (planned && text != NULL && options.json) {

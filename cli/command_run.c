@@ -210,7 +210,7 @@ static int execute(tsr_context *context, attention_job *job, const char *what, b
   tsr_plan *plan = NULL;
   tsr_status status =
       tsr_plan_create(&plan, context, (tsr_device){TSR_DEVICE_HOST, 0}, &job->problem);
-  if (status != TSR_STATUS_SUCCESS) return cli_library_error(status, message);
+  if (status != TSR_STATUS_SUCCESS) return cli_library_error(status, false, message);
   result->info = (tsr_plan_info){.struct_size = sizeof result->info};
   status = tsr_plan_describe(plan, TSR_PASS_FORWARD, &result->info);
   if (status == TSR_STATUS_SUCCESS) {
@@ -221,7 +221,7 @@ static int execute(tsr_context *context, attention_job *job, const char *what, b
     status = tsr_forward(plan, &job->args);
     result->seconds = progress_end();
   }
-  int code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, message);
+  int code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, false, message);
   tsr_plan_destroy(plan);
   return code;
 }

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "field_names.h"
+
 enum {
   KEY_CAUSAL = PARSE_KEY_PROBLEM,
   KEY_WINDOW,
@@ -349,8 +351,9 @@ bool cli_context_create(tsr_context **context, int64_t threads, const tsr_runner
   return cli_fail(message, "%s: %s", tsr_status_string(status), tsr_last_message());
 }
 
-int cli_library_error(tsr_status status, cli_message *message) {
+int cli_library_error(tsr_status status, bool shapes, cli_message *message) {
   cli_fail(message, "%s: %s", tsr_status_string(status), tsr_last_message());
+  cli_name_option(message, shapes);
   bool refused = status == TSR_STATUS_INVALID_ARGUMENT || status == TSR_STATUS_NOT_SUPPORTED ||
                  status == TSR_STATUS_NOT_FOUND;
   return refused ? CLI_EXIT_BAD_INPUT : CLI_EXIT_FAILED;

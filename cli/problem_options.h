@@ -70,8 +70,9 @@ size_t shape_options_count(const shape_options *shape);
 bool cli_context_create(tsr_context **context, int64_t threads, const tsr_runner *runner,
                         cli_message *message);
 
-// Fills the message from the library's last one. Returns the exit status that fits.
-int cli_library_error(tsr_status status, cli_message *message);
+// Fills the message from the library's last one, with the option behind the field it names (shapes:
+// as in field_names.h). Returns the exit status that fits.
+int cli_library_error(tsr_status status, bool shapes, cli_message *message);
 
 const char *cli_dtype_name(tsr_dtype dtype);  // "float32"
 size_t cli_dtype_bytes(tsr_dtype dtype);

@@ -43,8 +43,8 @@ class Commands(CliTest):
         self.good("explain", "--pass", "both", "--backend", "reference")
         self.refused("explain", "--with", "magic", words=["--with", "magic", "bias"])
         self.refused("explain", "--sq", "1,2", words=["--sq"])
-        self.refused("explain", "--hq", "8", "--hkv", "3", words=["heads_kv"])
-        self.refused("explain", "--d", "100000", words=["dim_qk"])
+        self.refused("explain", "--hq", "8", "--hkv", "3", words=["--hq", "heads_kv"])
+        self.refused("explain", "--d", "100000", words=["--d", "dim_qk"])
 
     def test_explain_says_why_not(self):
         done = self.run_cli("explain", "--dtype", "f64")
