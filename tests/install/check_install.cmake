@@ -90,6 +90,8 @@ message("${OUTPUT}")
 run("plug-in: configure" "${CMAKE_COMMAND}" -S "${SOURCE}/examples/custom_backend"
   -B "${WORK}/plugin" ${toolchain} "-DCMAKE_PREFIX_PATH=${prefix}")
 run("plug-in: build" "${CMAKE_COMMAND}" --build "${WORK}/plugin")
+run("plug-in: its own tests" "${CMAKE_CTEST_COMMAND}" --test-dir "${WORK}/plugin" --output-on-failure
+  --no-tests=error)
 file(GLOB_RECURSE modules "${WORK}/plugin/*.so")
 list(LENGTH modules count)
 if(NOT count EQUAL 1)
