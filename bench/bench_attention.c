@@ -230,8 +230,8 @@ static bool once_standard(void *user) {
   return true;
 }
 
-// Standard attention on the same inputs; it overwrites O.
-static bench_status time_standard(bench_run *run, bench_record *record) {
+// What standard attention here cannot do is said before anything runs.
+static bench_status check_standard(bench_run *run) {
   const tsr_problem *p = &run->request->problem;
   if (run->request->pass != TSR_PASS_FORWARD || p->dropout > 0 || p->prefix > 0 || p->sink != 0 ||
       p->alibi != TSR_ALIBI_NONE || p->o.dtype != p->q.dtype || p->q.dtype == TSR_DTYPE_F64) {
@@ -239,6 +239,12 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
                   "standard attention is timed for a forward pass with scale, softcap, causal and "
                   "window in float32, float16 or bfloat16; accepted: without --standard");
   }
+  return BENCH_OK;
+}
+
+// Standard attention on the same inputs; it overwrites O.
+static bench_status time_standard(bench_run *run, bench_record *record) {
+  const tsr_problem *p = &run->request->problem;
   bool corner = p->causal == TSR_CAUSAL_BOTTOM_RIGHT || p->window.kind == TSR_WINDOW_BOTTOM_RIGHT;
   bool windowed = p->window.kind != TSR_WINDOW_NONE;
   standard_problem s = {.batch = p->batch,
@@ -285,6 +291,17 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
   return BENCH_OK;
 }
 
+bench_status bench_plan(const bench_request *request, char *message, size_t capacity) {
+  bench_run run = {
+      .request = request, .problem = request->problem, .message = message, .capacity = capacity};
+  const tsr_device host = {TSR_DEVICE_HOST, 0};
+  set_pointers(&run);
+  tsr_status status = tsr_plan_create(&run.plan, request->context, host, &run.problem);
+  tsr_plan_destroy(run.plan);
+  if (status != TSR_STATUS_SUCCESS) return library_error(&run, status);
+  return request->standard ? check_standard(&run) : BENCH_OK;
+}
+
 bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity) {
   bench_run run = {
@@ -294,8 +311,10 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
                            .seed = request->seed,
                            .check = "not checked"};
   bench_status status = BENCH_OK;
+  if (request->standard) status = check_standard(&run);
   set_pointers(&run);
-  if (!create_tensors(&run)) status = refuse(&run, BENCH_FAILED, "out of memory: tensors");
+  if (status == BENCH_OK && !create_tensors(&run))
+    status = refuse(&run, BENCH_FAILED, "out of memory: tensors");
   set_pointers(&run);
   if (status == BENCH_OK) status = make_plan(&run, record);
   if (status == BENCH_OK) status = check(&run, record);

@@ -67,6 +67,9 @@ typedef enum bench_status {
   BENCH_FAILED = 3    // memory or device
 } bench_status;
 
+// Whether the library takes the problem and it can be benchmarked; runs nothing.
+bench_status bench_plan(const bench_request *request, char *message, size_t capacity);
+
 // message receives one line unless the status is BENCH_OK.
 bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity);

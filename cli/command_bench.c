@@ -175,6 +175,42 @@ static int write_plot(const bench_options *options, const bench_record *records,
   return ok ? CLI_EXIT_OK : CLI_EXIT_FAILED;
 }
 
+// Problem of the i-th length. False: refused.
+static bool make_request(const bench_options *options, tsr_context *context, size_t i,
+                         bench_request *request, cli_message *message) {
+  *request = (bench_request){.context = context,
+                             .problem = TSR_PROBLEM_INIT,
+                             .pass = (tsr_pass)options->pass,
+                             .seed = options->problem.seed,
+                             .warmup = (int)options->warmup,
+                             .repeats = (int)options->repeats,
+                             .sample_seconds = options->sample_seconds,
+                             .check = !options->no_check,
+                             .standard = options->standard,
+                             .threads = (int)options->problem.threads};
+  tsr_problem *p = &request->problem;
+  if (!shape_options_apply(&options->shape, &options->problem, i, p, message)) return false;
+  if (p->batch > 0 && p->heads_q > 0 && p->heads_kv > 0 && p->seq_q > 0) return true;
+  return cli_fail(message,
+                  "--b, --hq, --hkv, --sq: the problem has no rows, nothing to time; accepted: all "
+                  "above 0");
+}
+
+// Plans every length before anything is measured or printed, so that a refusal is all there is.
+static int plan_all(const bench_options *options, tsr_context *context, cli_message *message) {
+  for (size_t i = 0; i < shape_options_count(&options->shape); ++i) {
+    bench_request request;
+    char why[1024];
+    if (!make_request(options, context, i, &request, message)) return CLI_EXIT_BAD_INPUT;
+    int code = exit_of(bench_plan(&request, why, sizeof why));
+    if (code == CLI_EXIT_OK) continue;
+    cli_fail(message, "%s", why);
+    cli_name_option(message, true);
+    return code;
+  }
+  return CLI_EXIT_OK;
+}
+
 static int run_all(const bench_options *options, tsr_context *context, cli_message *message) {
   static const char *const kHeader[] = {"B Hq/Hkv SqxSk D/Dv",
                                         "type",
@@ -200,29 +236,9 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
   }
   int code = CLI_EXIT_OK;
   for (size_t i = 0; code == CLI_EXIT_OK && i < count; ++i) {
-    bench_request request = {.context = context,
-                             .problem = TSR_PROBLEM_INIT,
-                             .pass = (tsr_pass)options->pass,
-                             .seed = options->problem.seed,
-                             .warmup = (int)options->warmup,
-                             .repeats = (int)options->repeats,
-                             .sample_seconds = options->sample_seconds,
-                             .check = !options->no_check,
-                             .standard = options->standard,
-                             .threads = (int)options->problem.threads};
-    if (!shape_options_apply(&options->shape, &options->problem, i, &request.problem, message)) {
-      code = CLI_EXIT_BAD_INPUT;
-      break;
-    }
-    if (request.problem.batch * request.problem.heads_q * request.problem.seq_q == 0 ||
-        request.problem.heads_kv == 0) {
-      cli_fail(message,
-               "the problem has no rows: nothing to time; accepted: --b, --hq, --hkv, --sq "
-               "above 0");
-      code = CLI_EXIT_BAD_INPUT;
-      break;
-    }
+    bench_request request;
     char why[1024];
+    if (!make_request(options, context, i, &request, message)) return CLI_EXIT_BAD_INPUT;
     code = exit_of(bench_attention(&request, &records[i], why, sizeof why));
     if (code != CLI_EXIT_OK) {
       cli_fail(message, "%s", why);
@@ -261,7 +277,8 @@ int command_bench(int argc, char **argv) {
   int code = CLI_EXIT_BAD_INPUT;
   if (parsed == PARSE_OK && check_options(&options, &message) &&
       cli_context_create(&context, options.problem.threads, NULL, &message)) {
-    code = run_all(&options, context, &message);
+    code = plan_all(&options, context, &message);
+    if (code == CLI_EXIT_OK) code = run_all(&options, context, &message);
   }
   if (code != CLI_EXIT_OK) cli_print_error(&message);
   tsr_context_destroy(context);
