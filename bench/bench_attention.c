@@ -12,6 +12,7 @@
 #include "oracle.h"
 #include "standard.h"
 #include "tensors.h"
+#include "traffic.h"
 
 typedef struct bench_run {
   const bench_request *request;
@@ -291,6 +292,19 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
   return BENCH_OK;
 }
 
+// One more call under the cache-miss counters, outside the timed samples.
+static bool measure_traffic(bench_run *run, bench_record *record) {
+  bench_traffic traffic;
+  record->bytes_measured = -1;
+  if (!bench_traffic_begin(&traffic, run->request->threads, record->bytes_reason,
+                           sizeof record->bytes_reason)) {
+    return true;
+  }
+  bool ok = once_library(run);
+  record->bytes_measured = bench_traffic_end(&traffic);
+  return ok;
+}
+
 bench_status bench_plan(const bench_request *request, char *message, size_t capacity) {
   bench_run run = {
       .request = request, .problem = request->problem, .message = message, .capacity = capacity};
@@ -320,7 +334,8 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
   if (status == BENCH_OK) status = check(&run, record);
   if (status == BENCH_OK) {
     record->clock_before = bench_probe_clock();
-    if (!time_calls(once_library, &run, request, &record->times)) {
+    if (!time_calls(once_library, &run, request, &record->times) ||
+        !measure_traffic(&run, record)) {
       status = refuse(&run, BENCH_FAILED, "%s: %s", record->kernel, tsr_last_message());
     }
     record->clock_after = bench_probe_clock();

@@ -51,6 +51,8 @@ typedef struct bench_record {
   int64_t tile_q, tile_k;
   double flops, bytes, estimate;  // as the plan predicts
   size_t workspace;
+  double bytes_measured;  // of one call; negative: see the reason
+  char bytes_reason[96];
   bench_times times;
   double clock_before, clock_after;    // Hz; 0 unknown
   const char *check;                   // "whole result", "sampled rows", "one head", "not checked"

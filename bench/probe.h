@@ -9,8 +9,8 @@
 #include <stdint.h>
 
 typedef struct bench_probe {
-  double flops_f32;   // FLOP/s over all threads, median of five
-  double read_bytes;  // bytes/s over all threads, median of five
+  double flops_f32;   // FLOP/s over all threads, best of seven
+  double read_bytes;  // bytes/s over all threads, best of seven
   double clock_hz;    // of one core under scalar load; 0 where it cannot be told
   int threads;
   const char *isa;     // vector width the FMA probe used

@@ -92,6 +92,12 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
                       json_pack("[I, I]", (json_int_t)r->tile_q, (json_int_t)r->tile_k));
   json_object_set_new(root, "flops", real(r->flops));
   json_object_set_new(root, "bytes_predicted", real(r->bytes));
+  json_object_set_new(root, "bytes_measured",
+                      r->bytes_measured >= 0 ? real(r->bytes_measured) : json_null());
+  json_object_set_new(
+      root, "bytes_measured_by",
+      json_string(r->bytes_measured >= 0 ? "last-level cache misses of one call, 64 bytes each"
+                                         : r->bytes_reason));
   json_object_set_new(root, "workspace_bytes", json_integer((json_int_t)r->workspace));
   json_object_set_new(root, "seconds_estimated", real(r->estimate));
   json_object_set_new(

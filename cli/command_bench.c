@@ -141,6 +141,11 @@ static void table_row(text_table *table, const bench_options *options, const ben
   table_cell(table, "%.3f", r->flops / t->median * 1e-12);
   table_cell(table, "%.1f", r->bytes / t->median * 1e-9);
   table_cell(table, "%s", text_bytes(r->bytes, text, sizeof text));
+  if (r->bytes_measured >= 0) {
+    table_cell(table, "%s", text_bytes(r->bytes_measured, text, sizeof text));
+  } else {
+    table_cell(table, "-");
+  }
   table_cell(table, "%.1f %%", 100.0 * bench_roofline_seconds(r, probe) / t->median);
   if (r->standard) {
     table_cell(table, "%.2f", r->standard_times.median / t->median);
@@ -220,6 +225,7 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
                                         "TFLOP/s",
                                         "GB/s",
                                         "bytes",
+                                        "measured",
                                         "roofline",
                                         "vs standard",
                                         "error/bound"};
@@ -232,7 +238,7 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
   text_table table = {.columns = 0};
   if (!options->json) {
     print_head(&machine, &probe, options);
-    table_begin(&table, "lllllrrrrrl", kHeader);
+    table_begin(&table, "lllllrrrrrrl", kHeader);
   }
   int code = CLI_EXIT_OK;
   for (size_t i = 0; code == CLI_EXIT_OK && i < count; ++i) {
@@ -249,7 +255,12 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
       code = CLI_EXIT_FAILED;
     }
   }
-  if (!options->json) table_print(&table, stdout);
+  if (!options->json) {
+    table_print(&table, stdout);
+    if (code == CLI_EXIT_OK && records[0].bytes_measured < 0) {
+      printf("# bytes are predicted; not measured: %s\n", records[0].bytes_reason);
+    }
+  }
   table_free(&table);
   if (code == CLI_EXIT_OK && options->plot != NULL) {
     code = write_plot(options, records, count, &probe, &machine, message);

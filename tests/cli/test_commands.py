@@ -87,6 +87,8 @@ class Commands(CliTest):
             self.assertGreater(r["probe"]["fma_flops_f32"], 0)
             self.assertGreater(r["standard_attention"]["seconds"]["median"], 0)
             self.assertGreater(r["bytes_predicted"], 0)
+            self.assertTrue(r["bytes_measured"] is None or r["bytes_measured"] > 0)
+            self.assertTrue(r["bytes_measured_by"])
         self.assertIn("roofline", self.good(*arguments))
         large = self.good_json("bench", "--hq", "2", "--sq", "2048", "--d", "256", "--dtype", "f16",
                                "--window", "300,0,bottom-right", "--repeats", "1", "--sample-seconds",
