@@ -259,6 +259,25 @@ class BadInput(CliTest):
         self.assertEqual(self.read("lse.npy"), b"old lse")
         self.assertEqual(sorted(os.listdir(self.folder)), sorted(self.keep + ["o.npy", "lse.npy"]))
 
+    def test_failed_rename_is_taken_back(self):
+        self.write("l.npy", b"old lse")
+        locked = subprocess.run(["chattr", "+i", "l.npy"], cwd=self.folder, check=False,
+                                stderr=subprocess.DEVNULL)
+        if locked.returncode != 0:
+            self.skipTest("no immutable files here")
+        self.addCleanup(subprocess.run, ["chattr", "-i", self.path("l.npy")], check=False)
+        command = ["run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--o", "o.npy", "--lse",
+                   "l.npy"]
+        for old in (None, b"old output"):
+            if old:
+                self.write("o.npy", old)
+            before = sorted(os.listdir(self.folder))
+            self.refused(*command, status=1, words=["l.npy", "put in place"])
+            self.assertEqual(sorted(os.listdir(self.folder)), before)
+            self.assertEqual(self.read("l.npy"), b"old lse")
+            if old:
+                self.assertEqual(self.read("o.npy"), old)
+
     def test_interrupt_leaves_no_file(self):
         # One key and many queries: little work, and an output large enough to be met while written.
         rows = 1 << 18
