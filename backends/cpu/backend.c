@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the way
-// from the dispatcher to forward.c, merge and keep-mask kernels. Kernel choice inside the backend is
+// from the dispatcher to forward.c, backward.c, merge and keep-mask kernels. Kernel choice inside the backend is
 // one row of kernels.def per element type; the instruction set is the context's, chosen at probe.
 #include <stdio.h>
 #include <string.h>
 
+#include "backward.h"
 #include "device.h"
 #include "forward.h"
 #include "kernels.h"
@@ -25,23 +26,33 @@ typedef struct cpu_kernel {
   int64_t rows, keys; /* largest tile */
 } cpu_kernel;
 
+/* Pass of a row's operation. */
+enum { cpu_pass_fwd = TSR_PASS_FORWARD, cpu_pass_bwd = TSR_PASS_BACKWARD };
+
 static const cpu_kernel cpu_kernels[] = {
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                                       \
-  {{#op "_" #type "_" #tier "_" #mask "__cpu_" #q "x" #k, TSR_PASS_FORWARD}, TSR_DTYPE_##TYPE, q, k},
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                     \
+  {{#op "_" #type "_" #tier "_" #mask "__cpu_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
+   TSR_DTYPE_##TYPE, q, k},
 #include "kernels.def"
 #undef TSRI_CPU_KERNEL
 };
 enum { cpu_kernel_count = sizeof cpu_kernels / sizeof cpu_kernels[0] };
 
-/* What the forward kernels honour. Bits of backward alone do not concern them. */
-#define CPU_FORWARD_FEATURES                                                                       \
+/* What the kernels honour, each what concerns its pass. */
+#define CPU_FEATURES                                                                               \
   (TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_MASK |               \
    TSR_FEATURE_BLOCK_MASK | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |           \
    TSR_FEATURE_SINK | TSR_FEATURE_DROPOUT | TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED |       \
    TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED | TSR_FEATURE_MAX_LOGIT |                          \
+   TSR_FEATURE_DLSE | TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE |             \
    TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT | TSR_FEATURE_STRIDED_LAST)
-#define CPU_BACKWARD_ONLY \
-  (TSR_FEATURE_DLSE | TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE)
+
+/* A plan of either pass. */
+typedef struct cpu_plan {
+  tsr_pass pass;
+  tsri_cpu_plan forward; /* or */
+  tsri_cpu_backward_plan backward;
+} cpu_plan;
 
 static tsr_status cpu_probe(const tsr_host *host, void **out, tsr_reason *detail) {
   tsri_cpu_kernels kernels, other;
@@ -127,9 +138,18 @@ static const char *feature_name(uint32_t bit) {
 
 static const char *dtype_name(tsr_dtype dtype) { return tsri_dtype_describe(dtype).name; }
 
-static tsri_cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_resolved *problem) {
-  return tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
-                               cpu_kernels[kernel].rows, cpu_kernels[kernel].keys);
+static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_resolved *problem) {
+  const cpu_kernel *k = &cpu_kernels[kernel];
+  cpu_plan plan;
+  memset(&plan, 0, sizeof plan);
+  plan.pass = k->info.pass;
+  if (plan.pass == TSR_PASS_FORWARD)
+    plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
+                                         k->rows, k->keys);
+  else
+    plan.backward = tsri_cpu_backward_plan_of(problem, &state->kernels, &state->runner,
+                                              &state->device, k->keys);
+  return plan;
 }
 
 static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved *problem,
@@ -137,8 +157,9 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
   const cpu_state *state = (const cpu_state *)opaque;
   const tsr_problem *p = &problem->p;
   const tsr_dtype dtype = cpu_kernels[kernel].dtype;
-  const uint32_t unknown = problem->features & ~(uint32_t)(CPU_FORWARD_FEATURES | CPU_BACKWARD_ONLY);
-  tsri_cpu_plan plan;
+  const uint32_t unknown = problem->features & ~(uint32_t)CPU_FEATURES;
+  cpu_plan plan;
+  int64_t workspace;
   if (p->q.dtype != dtype || p->k.dtype != dtype || p->v.dtype != dtype) {
     snprintf(reason->text, sizeof reason->text, "q, k, v are %s, %s, %s; this kernel takes %s",
              dtype_name(p->q.dtype), dtype_name(p->k.dtype), dtype_name(p->v.dtype),
@@ -156,19 +177,23 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
     return TSR_STATUS_NOT_SUPPORTED;
   }
   plan = make_plan(state, kernel, problem);
-  if (tsri_cpu_forward_workspace(&plan) == INT64_MAX) {
+  workspace = plan.pass == TSR_PASS_FORWARD ? tsri_cpu_forward_workspace(&plan.forward)
+                                            : tsri_cpu_backward_workspace(&plan.backward);
+  if (workspace == INT64_MAX) {
     snprintf(reason->text, sizeof reason->text, "needs more workspace than can be addressed");
     return TSR_STATUS_NOT_SUPPORTED;
   }
-  tsri_cpu_forward_estimate(&plan, &state->device, estimate);
+  if (plan.pass == TSR_PASS_FORWARD)
+    tsri_cpu_forward_estimate(&plan.forward, &state->device, estimate);
+  else
+    tsri_cpu_backward_estimate(&plan.backward, &state->device, estimate);
   return TSR_STATUS_SUCCESS;
 }
 
 static tsr_status cpu_plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem,
                                   void **out, tsr_reason *reason) {
   const cpu_state *state = (const cpu_state *)opaque;
-  tsri_cpu_plan *plan =
-      (tsri_cpu_plan *)state->host.alloc(state->host.context, sizeof *plan, 64);
+  cpu_plan *plan = (cpu_plan *)state->host.alloc(state->host.context, sizeof *plan, 64);
   if (!plan) {
     snprintf(reason->text, sizeof reason->text, "no memory for a plan of %zu bytes", sizeof *plan);
     return TSR_STATUS_OUT_OF_MEMORY;
@@ -183,9 +208,11 @@ static void cpu_plan_destroy(void *opaque, void *plan) {
   state->host.free(state->host.context, plan);
 }
 
-static tsr_status cpu_run(void *state, void *plan, const tsr_args *args, tsr_reason *reason) {
+static tsr_status cpu_run(void *state, void *opaque, const tsr_args *args, tsr_reason *reason) {
+  const cpu_plan *plan = (const cpu_plan *)opaque;
   (void)state;
-  return tsri_cpu_forward_run((const tsri_cpu_plan *)plan, args, reason);
+  if (plan->pass == TSR_PASS_BACKWARD) return tsri_cpu_backward_run(&plan->backward, args, reason);
+  return tsri_cpu_forward_run(&plan->forward, args, reason);
 }
 
 /* Rows of a merge or of a keep mask, `step` to a task. */

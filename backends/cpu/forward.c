@@ -71,8 +71,7 @@ int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan) {
   return ws.used;
 }
 
-/* Allowed keys of an average row of the largest sequence, from up to 64 rows. */
-static double mean_keys(const tsr_problem *p) {
+double tsri_cpu_mean_keys(const tsr_problem *p) {
   const int64_t samples = min64(64, p->seq_q);
   tsri_mask_rule rule = tsri_mask_rule_make(p->window.kind, p->window.left, p->window.right,
                                             p->diagonal, p->prefix, p->seq_q, p->seq_k);
@@ -92,7 +91,7 @@ void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device 
   const tsri_cpu_tiles *tiles = &plan->tiles;
   const double rows = (double)p->seq_q * plan->problem->group; /* of a sequence and KV head */
   const double pairs = (double)p->batch * (double)p->heads_kv;
-  const double keys = mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
+  const double keys = tsri_cpu_mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
   const double bytes_in = tsri_dtype_bytes(p->k.dtype), bytes_q = tsri_dtype_bytes(p->q.dtype);
   const double bytes_out = tsri_dtype_bytes(p->o.dtype);
   const double lanes = (double)tiles->lanes, threads = plan->runner.threads;

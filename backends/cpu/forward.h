@@ -21,6 +21,9 @@ tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_
                                     const tsri_cpu_runner *runner, const tsri_cpu_device *device,
                                     int64_t most_rows, int64_t most_keys);
 
+/* Allowed keys of an average row of the largest sequence, from up to 64 rows. */
+double tsri_cpu_mean_keys(const tsr_problem *p);
+
 /* Workspace of one run in bytes; INT64_MAX if it cannot be. */
 int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan);
 

@@ -111,6 +111,9 @@ typedef struct tsri_cpu_keep {
   uint8_t *mask;
 } tsri_cpu_keep;
 
+/* One run of backward, shared by its workers: backward_job.h. */
+typedef struct tsri_cpu_backward tsri_cpu_backward;
+
 /* Functions of one instruction set. */
 typedef struct tsri_cpu_kernels {
   const char *target; /* Highway's name of it: "AVX3"; static */
@@ -118,6 +121,10 @@ typedef struct tsri_cpu_kernels {
   int32_t fused;      /* 1: has fused multiply-add, else a product and a sum */
   /* Rows of one task: of sequence b, then KV head, then tile of rows, last tile first. */
   void (*forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
+  /* Backward: D of the rows of a row task; dK, dV, dBias and partial dQ of a key task; dQ of a row task. */
+  void (*backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
+  void (*backward_keys)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
+  void (*backward_queries)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   /* Row (b, h, i) = index of a merge. */
   void (*merge)(const tsri_cpu_merge *job, int64_t index);
   /* Row (b, h, i) = index of a keep mask. */
@@ -133,6 +140,7 @@ int tsri_cpu_kernels_find(const char *target, tsri_cpu_kernels *kernels);
 
 /* Each Highway source fills in its functions for one of Highway's targets. */
 void tsri_cpu_forward_install(int64_t target, tsri_cpu_kernels *kernels);
+void tsri_cpu_backward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_merge_install(int64_t target, tsri_cpu_kernels *kernels);
 
 #ifdef __cplusplus

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What backward adds to the pieces of forward, per Highway target: the product that contracts over
+// query lanes (dV += P^T dO and dK += dS^T Q), and the pass from S and dP to P and dS on one tile.
+//
+//   P = 2^((s factor - LSE) log2 e)      dS = P (keep dP - D)
+//
+// The product has its lanes along the head dimension: an element of P^T or dS^T is broadcast, rows of
+// dO or Q are loaded. 6 keys x 4 vectors of sums (6 x 2 with 16 registers) stay in registers. Each tile
+// is summed apart and joins dK or dV at the end, so that rounding errors do not grow with every query.
+#include <stddef.h>
+
+#include "common/score.h"
+#include "row_policy-inl.h"
+#include "tile-inl.h"
+
+#if defined(TESSERA_CPU_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_CPU_GRADIENT_INL_H_
+#undef TESSERA_CPU_GRADIENT_INL_H_
+#else
+#define TESSERA_CPU_GRADIENT_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+constexpr size_t kWide = 2;
+#else
+constexpr size_t kWide = 4;
+#endif
+
+#define TSRI_EACH_KEY(X) X(0) X(1) X(2) X(3) X(4) X(5)
+
+// c[i][x] += sum over r < n of a[i][r] b[r][x] for MR rows i and NV vectors of columns x.
+template <int NV, int MR>
+HWY_NOINLINE void rows_block(const float *HWY_RESTRICT a, size_t lda, size_t n,
+                             const float *HWY_RESTRICT b, size_t ldb, float *HWY_RESTRICT c,
+                             size_t ldc) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+#define TSRI_DECLARE(i)                                                     \
+  VF c##i##0 = hn::Zero(d), c##i##1 = c##i##0, c##i##2 = c##i##0, c##i##3 = c##i##0; \
+  const float *HWY_RESTRICT a##i = a + (i < MR ? i : 0) * lda;
+  TSRI_EACH_KEY(TSRI_DECLARE)
+#undef TSRI_DECLARE
+  for (size_t r = 0; r < n; ++r, b += ldb) {
+    const VF b0 = hn::LoadU(d, b);
+    const VF b1 = NV > 1 ? hn::LoadU(d, b + lanes) : b0;
+    const VF b2 = NV > 2 ? hn::LoadU(d, b + 2 * lanes) : b0;
+    const VF b3 = NV > 3 ? hn::LoadU(d, b + 3 * lanes) : b0;
+#define TSRI_STEP(i)                                            \
+  if constexpr (i < MR) {                                       \
+    const VF w = hn::Set(d, a##i[r]);                           \
+    c##i##0 = hn::MulAdd(w, b0, c##i##0);                       \
+    if constexpr (NV > 1) c##i##1 = hn::MulAdd(w, b1, c##i##1); \
+    if constexpr (NV > 2) c##i##2 = hn::MulAdd(w, b2, c##i##2); \
+    if constexpr (NV > 3) c##i##3 = hn::MulAdd(w, b3, c##i##3); \
+  }
+    TSRI_EACH_KEY(TSRI_STEP)
+#undef TSRI_STEP
+  }
+#define TSRI_JOIN(v, at) hn::StoreU(hn::Add(hn::LoadU(d, c + (at)), v), d, c + (at))
+#define TSRI_FINISH(i)                                               \
+  if constexpr (i < MR) {                                            \
+    TSRI_JOIN(c##i##0, i * ldc);                                     \
+    if constexpr (NV > 1) TSRI_JOIN(c##i##1, i * ldc + lanes);       \
+    if constexpr (NV > 2) TSRI_JOIN(c##i##2, i * ldc + 2 * lanes);   \
+    if constexpr (NV > 3) TSRI_JOIN(c##i##3, i * ldc + 3 * lanes);   \
+  }
+  TSRI_EACH_KEY(TSRI_FINISH)
+#undef TSRI_FINISH
+#undef TSRI_JOIN
+}
+
+template <int NV>
+HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const float *b, size_t ldb,
+                           float *c, size_t ldc) {
+  for (; m >= 6; m -= 6, a += 6 * lda, c += 6 * ldc) rows_block<NV, 6>(a, lda, n, b, ldb, c, ldc);
+  if (m & 4) {
+    rows_block<NV, 4>(a, lda, n, b, ldb, c, ldc);
+    a += 4 * lda, c += 4 * ldc;
+  }
+  if (m & 2) {
+    rows_block<NV, 2>(a, lda, n, b, ldb, c, ldc);
+    a += 2 * lda, c += 2 * ldc;
+  }
+  if (m & 1) rows_block<NV, 1>(a, lda, n, b, ldb, c, ldc);
+}
+
+// C [m][ldb] += A [m][n] B [n][ldb]; ldb whole vectors, lda floats between rows of A.
+static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size_t n, const float *b,
+                                      size_t ldb, float *c) {
+  const size_t lanes = hn::Lanes(DF());
+  for (size_t left = ldb / lanes; left > 0;) {
+    // One vector alone has a load per product: 5 = 3 + 2.
+    const size_t take = left <= kWide ? left : left == kWide + 1 && kWide > 2 ? kWide - 1 : kWide;
+    if (take == 1) rows_panel<1>(a, lda, m, n, b, ldb, c, ldb);
+    if (take == 2) rows_panel<2>(a, lda, m, n, b, ldb, c, ldb);
+    if constexpr (kWide > 2) {
+      if (take == 3) rows_panel<3>(a, lda, m, n, b, ldb, c, ldb);
+      if (take == 4) rows_panel<4>(a, lda, m, n, b, ldb, c, ldb);
+    }
+    b += take * lanes;
+    c += take * lanes;
+    left -= take;
+  }
+}
+
+// Softcap and its derivative 1 - tanh^2.
+HWY_INLINE void softcap_gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT slope, size_t count,
+                                      float cap) {
+  const DF d;
+  const VF c = hn::Set(d, cap), one = hn::Set(d, 1.0f);
+  for (size_t x = 0; x < count; x += hn::Lanes(d)) {
+    const VF t = tanh_of(hn::Div(hn::Load(d, s + x), c));
+    hn::Store(hn::Mul(c, t), d, s + x);
+    hn::Store(hn::NegMulAdd(t, t, one), d, slope + x);
+  }
+}
+
+HWY_INLINE void multiply_tile(float *HWY_RESTRICT x, const float *HWY_RESTRICT y, size_t count) {
+  const DF d;
+  for (size_t i = 0; i < count; i += hn::Lanes(d))
+    hn::Store(hn::Mul(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
+}
+
+// S to P (after dropout) in s; with kGrad, dP to dS in g. Where P is 0 (masked, tail, empty row) dS is
+// 0 by selection: dP may be anything there. factor: from scores to natural scores.
+template <bool kGrad, bool kDrop>
+HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
+                              const float *HWY_RESTRICT keep, size_t n, size_t width,
+                              const float *HWY_RESTRICT lse, const float *HWY_RESTRICT delta,
+                              float factor) {
+  const DF d;
+  const VF f = hn::Set(d, factor), log2e = hn::Set(d, static_cast<float>(TSRI_LOG2E));
+  const VF zero = hn::Zero(d);
+  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+    const VF l = hn::Load(d, lse + x), e = hn::Load(d, delta + x);
+    for (size_t j = 0, i = x; j < n; ++j, i += width) {
+      // The difference comes before the factor log2 e: it is small where P matters.
+      VF p = exp2_of(hn::Mul(hn::MulSub(hn::Load(d, s + i), f, l), log2e));
+      VF k = zero;
+      if constexpr (kDrop) k = hn::Load(d, keep + i);
+      if constexpr (kGrad) {
+        VF dp = hn::Load(d, g + i);
+        if constexpr (kDrop) dp = hn::IfThenZeroElse(hn::Eq(k, zero), hn::Mul(dp, k));
+        hn::Store(hn::IfThenZeroElse(hn::Eq(p, zero), hn::Mul(p, hn::Sub(dp, e))), d, g + i);
+      }
+      if constexpr (kDrop) p = hn::IfThenZeroElse(hn::Eq(k, zero), hn::Mul(p, k));
+      hn::Store(p, d, s + i);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_CPU_GRADIENT_INL_H_
