@@ -5,7 +5,7 @@
 // memory, so there are only as many chunks as make 32 tasks, at most 16: the workspace stays linear in the
 // lengths. The number depends on the problem alone, never on threads, so results do not either.
 //
-// Phases of a run, each a parallel loop: D of all rows; zeros into dBias; key tasks; dQ; what dBias and
+// Phases of a run, each a parallel loop: facts of all rows; zeros into dBias; key tasks; dQ; what dBias and
 // dSink still need; zeros into rows that no sequence uses.
 #include "backward.h"
 
@@ -17,7 +17,7 @@
 #include "common/dtype.h"
 #include "forward.h"
 
-enum { most_chunks = 16, wanted_tasks = 32, invariant_chunks = 8, least_chunk = 512 };
+enum { most_chunks = 16, wanted_tasks = 32, invariant_chunks = 8, least_chunk = 512, whole_keys = 512 };
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -62,7 +62,9 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   /* K, V, dK and dV of a panel take half of L2. */
   fit = device->l2_bytes / 2 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
   fit = min64(fit, tsri_cpu_chunk_keys(tiles, p->seq_k));
-  tiles->panel = max64(1, fit / tiles->keys) * tiles->keys;
+  tiles->whole = whole_keys;
+  fit = max64(fit, tsri_cpu_tile_bound(tiles, p->seq_k));
+  tiles->panel = ceil_div(fit, tiles->keys) * tiles->keys;
   return plan;
 }
 
@@ -196,13 +198,10 @@ static void dsink_task(void *arg, int64_t index, int32_t worker) {
   (void)worker;
   for (b = 0; b < p->batch; ++b) {
     const tsri_span q = tsri_sequence_of(p, job->args, b).q;
-    const float *d = job->d + tsri_cpu_first_row(job, b) +
-                     g * tsri_cpu_padded_rows(q.len, group, job->tiles.lanes);
-    for (i = 0; i < q.len; ++i) {
-      const float lse = job->args->lse[tsri_row_offset(p->lse.stride, b, index, q.begin + i)];
-      if (lse != -INFINITY)
-        sum -= exp((double)job->args->sink[index] - lse) * d[i * group + member];
-    }
+    const int64_t first = tsri_cpu_first_row(job, b) +
+                          g * tsri_cpu_padded_rows(q.len, group, job->tiles.lanes) + member;
+    for (i = 0; i < q.len; ++i)
+      sum -= (double)job->p_sink[first + i * group] * job->d[first + i * group];
   }
   job->args->dsink[index] = (float)sum;
 }
@@ -249,7 +248,10 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
   *first_row = uniform_q(p)
                    ? NULL
                    : (int64_t *)tsri_workspace_take(ws, p->batch + 1, (int64_t)sizeof(int64_t));
+  job->ref = (float *)tsri_workspace_take(ws, rows, f);
+  job->inverse = (float *)tsri_workspace_take(ws, rows, f);
   job->d = (float *)tsri_workspace_take(ws, rows, f);
+  job->p_sink = (float *)tsri_workspace_take(ws, p->dsink ? rows : 0, f);
   job->dq = (float *)tsri_workspace_take(ws, tsri_mul_sat(rows, shares), f);
   sums = (float *)tsri_workspace_take(ws, dbias_floats(p), f);
   tsri_cpu_backward_scratch_take(&scratch, p, &plan->tiles);
@@ -353,7 +355,7 @@ tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_a
     dbias_shape(p, shape);
     dbias_tasks = shape[0] * shape[1];
   }
-  if (wants_scores(p) || p->dsink) {
+  if (wants_scores(p) || wanted(&p->dv) || p->dsink) {
     job.kernel = plan->kernels.backward_rows;
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }

@@ -5,7 +5,8 @@
  * Highway.
  *
  * Rows (pairs of query and head of a KV group, queries outermost) are padded per sequence to whole
- * vectors and numbered by sequence, then KV head: D and the partial dQ are indexed by that number. */
+ * vectors and numbered by sequence, then KV head: what is known of a row and the shares of dQ are indexed
+ * by that number. */
 #ifndef TESSERA_CPU_BACKWARD_JOB_H_
 #define TESSERA_CPU_BACKWARD_JOB_H_
 
@@ -20,6 +21,7 @@ typedef struct tsri_cpu_backward_tiles {
   int64_t panel;       /* keys whose K, V, dK and dV stay in L2, a multiple of keys; no result depends on it */
   int64_t most_chunks; /* chunks of a sequence, at most */
   int64_t least_keys;  /* of a chunk that is not the last, at least; a multiple of keys */
+  int64_t whole;       /* sequences of at most so many keys are one tile; not above least_keys */
   int64_t lanes;       /* floats per vector */
 } tsri_cpu_backward_tiles;
 
@@ -40,7 +42,9 @@ struct tsri_cpu_backward {
   const int64_t *first_row; /* [B + 1] padded rows of a KV head before each sequence, or NULL: */
   int64_t rows_each;        /* padded rows of a KV head of every sequence */
   int64_t rows_all;         /* of the whole problem */
-  float *d;                 /* [rows_all] rowsum(dO * O) - dLSE */
+  float *ref, *inverse;     /* [rows_all] P = 2^((s - ref) unit) inverse; ref of a row without keys: +inf */
+  float *p_sink;            /* [rows_all] e^(sink - LSE); with dSink */
+  float *d;                 /* [rows_all] sum of keep P dP, minus dLSE */
   float *dq;                /* [chunks][rows_all * dim_qk] dQ^T without the scale, in blocks of rows */
   tsri_cpu_dbias dbias;
   /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task. */
@@ -77,32 +81,42 @@ TSRI_INLINE int64_t tsri_cpu_first_row(const tsri_cpu_backward *job, int64_t b) 
 typedef struct tsri_cpu_backward_scratch {
   float *q_t, *do_t;         /* [dim][block] Q^T, dO^T */
   float *q, *dout;           /* [block][dim in whole vectors] the same as rows */
-  float *s_t, *g_t;          /* [keys + 8][block] S then P (after dropout), dP then dS */
-  float *keep;               /* [keys][block] dropout's factor */
-  float *slope_t;            /* [keys][block] derivative of the softcap */
-  float *term, *bias;        /* [keys][block] mask as 0 and 1, and bias, transposed */
+  float *s_t, *g_t;          /* [span + 8][block] S then P (after dropout), dP then dS */
+  float *keep;               /* [span][block] dropout's factor */
+  float *slope_t;            /* [span][block] derivative of the softcap */
+  float *term, *bias;        /* [span][block] mask as 0 and 1, and bias, transposed */
   float *k, *v;              /* [panel][packed ld] float32 */
   float *dk, *dv;            /* [panel][dim in whole vectors] */
   float *lines;              /* [4][line] rows on their way in or out */
-  float *lse, *d, *slope;    /* [block] */
+  float *ref, *inverse, *d, *p_sink; /* [block] of the job's arrays */
+  float *m, *l, *e;          /* [block] maximum, sum of w = 2^((s - m) unit), sum of w dP */
+  float *slope;              /* [block] ALiBi */
   int64_t *query, *head;     /* [block] i and h */
   int64_t *from, *to;        /* [block] allowed keys of the band */
   int32_t *lo, *hi;          /* [block] */
   int64_t line;              /* floats between lines */
 } tsri_cpu_backward_scratch;
 
+/* Keys of the largest tile of sequences of at most seq_k keys. */
+TSRI_INLINE int64_t tsri_cpu_tile_bound(const tsri_cpu_backward_tiles *tiles, int64_t seq_k) {
+  const int64_t held = seq_k < tiles->whole ? seq_k : tiles->whole;
+  return held > tiles->keys ? (held + 7) / 8 * 8 : tiles->keys;
+}
+
 /* Cuts a worker's block; with ws->base NULL it only counts. */
 TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
     tsri_workspace *ws, const tsr_problem *p, const tsri_cpu_backward_tiles *tiles) {
   const int64_t f = sizeof(float), i8 = sizeof(int64_t), i4 = sizeof(int32_t);
-  const int64_t block = 3 * tiles->lanes, tile = tiles->keys * block;
+  const int64_t block = 3 * tiles->lanes, span = tsri_cpu_tile_bound(tiles, p->seq_k);
+  const int64_t tile = span * block;
   const int64_t dq = (p->dim_qk + tiles->lanes - 1) / tiles->lanes * tiles->lanes;
   const int64_t dv = (p->dim_v + tiles->lanes - 1) / tiles->lanes * tiles->lanes;
   const int64_t dim = dq > dv ? dq : dv;
   const int biased = p->bias.dtype != TSR_DTYPE_NONE;
   const int masked = p->mask.dtype != TSR_DTYPE_NONE || p->block_mask.dtype != TSR_DTYPE_NONE;
   tsri_cpu_backward_scratch s;
-  s.line = (dim > tiles->panel ? dim : tiles->panel) + 16;
+  s.line = dim > tiles->panel ? dim : tiles->panel; /* no tile is larger than a panel */
+  s.line = (s.line > block ? s.line : block) + 16;
   s.q_t = (float *)tsri_workspace_take(ws, p->dim_qk * block, f);
   s.do_t = (float *)tsri_workspace_take(ws, p->dim_v * block, f);
   s.q = (float *)tsri_workspace_take(ws, dq * block, f);
@@ -118,7 +132,12 @@ TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
   s.dk = (float *)tsri_workspace_take(ws, p->dk.dtype != TSR_DTYPE_NONE ? tiles->panel * dq : 0, f);
   s.dv = (float *)tsri_workspace_take(ws, p->dv.dtype != TSR_DTYPE_NONE ? tiles->panel * dv : 0, f);
   s.lines = (float *)tsri_workspace_take(ws, 4 * s.line, f);
-  s.lse = (float *)tsri_workspace_take(ws, block, f);
+  s.ref = (float *)tsri_workspace_take(ws, block, f);
+  s.inverse = (float *)tsri_workspace_take(ws, block, f);
+  s.p_sink = (float *)tsri_workspace_take(ws, block, f);
+  s.m = (float *)tsri_workspace_take(ws, block, f);
+  s.l = (float *)tsri_workspace_take(ws, block, f);
+  s.e = (float *)tsri_workspace_take(ws, block, f);
   s.d = (float *)tsri_workspace_take(ws, block, f);
   s.slope = (float *)tsri_workspace_take(ws, block, f);
   s.query = (int64_t *)tsri_workspace_take(ws, block, i8);

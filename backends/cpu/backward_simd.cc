@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward, compiled once per Highway target; backward.c runs the tasks. Three kinds:
-//   rows     D = rowsum(dO * O) - dLSE of some rows;
+//   rows     what P and dS need of some rows: from the stored LSE and O, or computed again (below);
 //   keys     a chunk of keys of one sequence and KV head against all its rows: dK and dV of the chunk,
 //            its dBias, and its share of dQ in float32;
 //   queries  dQ of some rows: the shares of the chunks in order, times the scale.
@@ -9,6 +9,15 @@
 // keys and block: S^T = K Q^T, the score steps, dP^T = V dO^T, P and dS, dQ^T += K^T dS^T,
 // dV += P^T dO, dK += dS^T Q. Everything has one owner and one order, so results do not depend on
 // threads; where sums are cut depends on the sequence's own lengths.
+//
+// P = exp(s - LSE) and D = rowsum(dO * O) - dLSE inherit the rounding of what forward stored: that of LSE
+// is a relative error |LSE| 2^-24 of a whole row of P, that of a 16-bit O reaches D. Both are harmless in
+// long rows of ordinary size. Where they are not, maximum, sum and D are computed from the scores again:
+// at no cost in sequences short enough to be one tile, with two more products for rows of a large LSE
+// and, if O has 16 bits, for rows of few keys.
+#include <math.h>
+#include <string.h>
+
 #include "backward_job.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -39,18 +48,30 @@ class BackwardTask {
     dim_v_ = static_cast<size_t>(p_.dim_v);
     ld_ = (dim_ + lanes_ - 1) / lanes_ * lanes_;
     ld_v_ = (dim_v_ + lanes_ - 1) / lanes_ * lanes_;
+    scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
+    natural_ = steps_.natural() ? 1.0f : scale_;
+    unit_ = static_cast<float>(natural_ * TSRI_LOG2E);
     want_q_ = p_.dq.dtype != TSR_DTYPE_NONE;
     want_k_ = p_.dk.dtype != TSR_DTYPE_NONE;
     want_v_ = p_.dv.dtype != TSR_DTYPE_NONE;
     want_bias_ = p_.dbias.dtype != TSR_DTYPE_NONE;
-    want_s_ = want_q_ || want_k_ || want_bias_;
+    const bool scores = want_q_ || want_k_ || want_bias_;
+    key_tasks_ = scores || want_v_;
+    want_s_ = scores || p_.dsink != 0;
   }
 
   void run_rows(int64_t task) {
     int64_t begin, end;
     if (!locate_rows(task, &begin, &end)) return;
-    float *d = job_.d + row_number() + begin;
-    for (int64_t r = begin; r < end; ++r) *d++ = row_delta(r);
+    if (whole() && seq_.k.len > 0) return;  // the key task finds out
+    for (int64_t first = begin; first < end; first += static_cast<int64_t>(width_)) {
+      start_block(first);
+      if (trusted())
+        use_stored();
+      else
+        compute_state();
+      keep_state();
+    }
   }
 
   void run_queries(int64_t task) {
@@ -87,6 +108,9 @@ class BackwardTask {
     steps_.start_sequence(b, rule_);
   }
 
+  // Whether all keys of the sequence are one tile.
+  bool whole() const { return key_tasks_ && seq_.k.len <= job_.tiles.whole; }
+
   // Number of the first row of this head.
   int64_t row_number() const {
     return tsri_cpu_first_row(&job_, b_) +
@@ -119,9 +143,113 @@ class BackwardTask {
     for (size_t x = dim_v_; x < ld_v_; ++x) dout[x] = o[x] = 0.0f;
     VF sum = hn::Zero(d);
     for (size_t x = 0; x < ld_v_; x += lanes_)
-      sum = hn::MulAdd(hn::Load(d, dout + x), hn::LoadU(d, o + x), sum);
-    const float dot = hn::GetLane(hn::SumOfLanes(d, sum));
-    return p_.dlse.dtype == TSR_DTYPE_NONE ? dot : dot - args_.dlse[offset_of(p_.dlse, row)];
+      sum = hn::MulAdd(hn::LoadU(d, dout + x), hn::LoadU(d, o + x), sum);
+    return hn::GetLane(hn::SumOfLanes(d, sum)) - upstream_lse(row);
+  }
+
+  float upstream_lse(int64_t row) const {
+    return p_.dlse.dtype == TSR_DTYPE_NONE ? 0.0f : args_.dlse[offset_of(p_.dlse, row)];
+  }
+
+  float stored_lse(int64_t row) const { return args_.lse[offset_of(p_.lse, row)]; }
+
+  // Whether the stored LSE and O of the block's rows are accurate enough.
+  bool trusted() const {
+    constexpr int64_t kFewKeys = 128, kFewRows = 64;
+    const float large = p_.q.dtype == TSR_DTYPE_F32 ? 16.0f : 256.0f;
+    if (rows_ < kFewRows || natural_ < 1e-20f) return false;  // LSE / natural_ may not overflow
+    for (size_t r = 0; r < live_; ++r) {
+      const float lse = stored_lse(row_at(r));
+      if ((lse > large || lse < -large) && lse != -__builtin_inff()) return false;
+    }
+    if (p_.o.dtype == TSR_DTYPE_F32) return true;
+    const tsri_mask_row seen = seen_keys();
+    return seen.prefix + seen.hi - seen.lo > kFewKeys;
+  }
+
+  void use_stored() {
+    for (size_t r = 0; r < live_; ++r) {
+      const int64_t row = row_at(r);
+      const float lse = stored_lse(row);
+      // An empty row: every P is 2^-inf = 0. Else e^(ref - LSE) makes up for the rounding of ref.
+      const bool empty = lse == -__builtin_inff();
+      s_.ref[r] = empty ? __builtin_inff() : lse / natural_;
+      const double more = static_cast<double>(s_.ref[r]) * natural_ - static_cast<double>(lse);
+      s_.inverse[r] = empty ? 1.0f : static_cast<float>(1.0 + more);
+      s_.d[r] = want_s_ ? row_delta(row) : 0.0f;
+      s_.p_sink[r] = 0.0f;
+      if (p_.dsink && !empty) s_.p_sink[r] = expf(args_.sink[head_of(row)] - lse);
+    }
+  }
+
+  // From the scores of all keys.
+  void compute_state() {
+    load_block();
+    start_state();
+    const tsri_mask_row seen = seen_keys();
+    for (int64_t j = 0; j < seq_.k.len; j += job_.tiles.keys) {
+      const int64_t end = HWY_MIN(j + job_.tiles.keys, seq_.k.len);
+      panel_ = j;
+      load_panel(j, static_cast<size_t>(end - j), seen, end);
+      run_tile(seen, j, end, kState);
+    }
+    finish_state();
+  }
+
+  void start_state() {
+    for (size_t r = 0; r < width_; ++r) {
+      s_.m[r] = -__builtin_inff();
+      s_.l[r] = s_.e[r] = 0.0f;
+    }
+  }
+
+  // From m, l and e to what P and dS need.
+  void finish_state() {
+    const DF d;
+    const VF natural = hn::Set(d, natural_);
+    float *sink = s_.lines, *dlse = s_.lines + s_.line;
+    for (size_t r = 0; r < width_; ++r) {
+      sink[r] = p_.sink ? args_.sink[head_of(row_at(r))] : -__builtin_inff();
+      dlse[r] = upstream_lse(row_at(r));
+    }
+    for (size_t x = 0; x < width_; x += lanes_) {
+      const VF m = hn::Load(d, s_.m + x), l = hn::Load(d, s_.l + x), logit = hn::LoadU(d, sink + x);
+      VF inverse = Recurrence::inverse_sum(l), p_sink = hn::Zero(d);
+      if (p_.sink) {
+        // Weights of the keys and of the sink against the larger of both.
+        const VF top_m = hn::Mul(m, natural), top = Recurrence::new_max(top_m, logit);
+        const VF w = Recurrence::weight(top_m, top), v = Recurrence::weight(logit, top);
+        const VF all = Recurrence::inverse_sum(Recurrence::new_sum(l, w, v));
+        inverse = hn::Mul(w, all);
+        p_sink = hn::Mul(v, all);
+      }
+      const VF delta = hn::MulSub(hn::Load(d, s_.e + x), inverse, hn::LoadU(d, dlse + x));
+      // No key: P is 0.
+      hn::Store(RowPolicy::select_eq(l, hn::Zero(d), hn::Set(d, __builtin_inff()), m), d, s_.ref + x);
+      hn::Store(inverse, d, s_.inverse + x);
+      hn::Store(p_sink, d, s_.p_sink + x);
+      hn::Store(delta, d, s_.d + x);
+    }
+  }
+
+  // The block's state into the job's arrays.
+  void keep_state() const {
+    const int64_t at = row_number() + first_;
+    memcpy(job_.ref + at, s_.ref, live_ * sizeof(float));
+    memcpy(job_.inverse + at, s_.inverse, live_ * sizeof(float));
+    memcpy(job_.d + at, s_.d, live_ * sizeof(float));
+    if (p_.dsink) memcpy(job_.p_sink + at, s_.p_sink, live_ * sizeof(float));
+  }
+
+  // The reverse. Lanes without a row: every P is 0.
+  void recall_state() {
+    const int64_t at = row_number() + first_;
+    for (size_t r = 0; r < width_; ++r) {
+      const int64_t i = at + static_cast<int64_t>(r);
+      s_.ref[r] = r < live_ ? job_.ref[i] : __builtin_inff();
+      s_.inverse[r] = r < live_ ? job_.inverse[i] : 1.0f;
+      s_.d[r] = r < live_ ? job_.d[i] : 0.0f;
+    }
   }
 
   // Rows first .. first + live_ - 1 in width_ lanes.
@@ -134,6 +262,11 @@ class BackwardTask {
 
   int64_t row_at(size_t lane) const {
     return first_ + static_cast<int64_t>(HWY_MIN(lane, live_ - 1));
+  }
+
+  // Keys that some row of the block may see.
+  tsri_mask_row seen_keys() const {
+    return tsri_mask_rows_of(&rule_, query_of(first_), query_of(row_at(live_ - 1)) + 1);
   }
 
   float *share_of_dq(int64_t chunk) const {
@@ -189,30 +322,40 @@ class BackwardTask {
   // All rows against keys [begin, end).
   void run_panel(int64_t begin, int64_t end) {
     const size_t n = static_cast<size_t>(end - begin);
-    bool loaded = false;
+    const int64_t step = whole() ? n : job_.tiles.keys;
     panel_ = begin;
+    k_.data = nullptr;
     if (want_k_) memset(s_.dk, 0, n * ld_ * sizeof(float));
     if (want_v_) memset(s_.dv, 0, n * ld_v_ * sizeof(float));
     for (int64_t first = 0; first < rows_; first += static_cast<int64_t>(width_)) {
       start_block(first);
-      const int64_t i0 = query_of(first), i1 = query_of(row_at(live_ - 1)) + 1;
-      const tsri_mask_row seen = tsri_mask_rows_of(&rule_, i0, i1);
-      int64_t key;
-      size_t keys;
-      trim_keys(seen, begin, end, &key, &keys);
-      if (keys == 0) continue;
-      if (!loaded) {
-        const int64_t row = seq_.k.begin + begin;
-        k_ = load_keys(job_.pages, p_.k, args_.k, dim_, b_, g_, row, n, s_.k, s_.lines);
-        if (want_s_) v_ = load_keys(job_.pages, p_.v, args_.v, dim_v_, b_, g_, row, n, s_.v, s_.lines);
-        loaded = true;
-      }
+      const tsri_mask_row seen = seen_keys();
+      if (!whole() && !load_panel(begin, n, seen, end)) continue;
+      if (whole()) load_panel(begin, n, seen, end);
       load_block();
-      for (int64_t j = begin; j < end; j += job_.tiles.keys)
-        run_tile(seen, i0, i1, j, HWY_MIN(j + job_.tiles.keys, end));
+      if (whole())
+        start_state();
+      else
+        recall_state();
+      for (int64_t j = begin; j < end; j += step)
+        run_tile(seen, j, HWY_MIN(j + step, end), whole() ? kWhole : kKnown);
     }
     if (want_k_) store_keys(p_.dk, args_.dk, TSR_ACCUMULATE_DK, s_.dk, ld_, dim_, n, p_.scale);
     if (want_v_) store_keys(p_.dv, args_.dv, TSR_ACCUMULATE_DV, s_.dv, ld_v_, dim_v_, n, 1.0f);
+  }
+
+  // K and V of keys [begin, begin + n), once the block sees any of them; false if it does not.
+  bool load_panel(int64_t begin, size_t n, const tsri_mask_row &seen, int64_t end) {
+    int64_t key;
+    size_t keys;
+    trim_keys(seen, begin, end, &key, &keys);
+    if (keys == 0) return false;
+    if (k_.data && panel_loaded_ == begin) return true;
+    const int64_t row = seq_.k.begin + begin;
+    k_ = load_keys(job_.pages, p_.k, args_.k, dim_, b_, g_, row, n, s_.k, s_.lines);
+    if (want_s_) v_ = load_keys(job_.pages, p_.v, args_.v, dim_v_, b_, g_, row, n, s_.v, s_.lines);
+    panel_loaded_ = begin;
+    return true;
   }
 
   void store_keys(const tsr_layout &layout, void *base, uint32_t accumulate, float *rows, size_t ld,
@@ -229,9 +372,8 @@ class BackwardTask {
     }
   }
 
-  // Coordinates, LSE and D of the block's rows; Q and dO as rows and transposed.
+  // Coordinates of the block's rows; Q and dO as rows and transposed.
   void load_block() {
-    const int64_t number = row_number() + first_;
     for (size_t r = 0; r < width_; ++r) {
       const int64_t row = row_at(r);
       s_.query[r] = query_of(row);
@@ -239,14 +381,11 @@ class BackwardTask {
       const tsri_mask_row allowed = tsri_mask_row_of(&rule_, s_.query[r]);
       s_.from[r] = allowed.lo;
       s_.to[r] = allowed.hi;
-      // Empty rows and lanes without a row: every P is 2^-inf = 0.
-      const float lse = r < live_ ? args_.lse[offset_of(p_.lse, row)] : -__builtin_inff();
-      s_.lse[r] = lse == -__builtin_inff() ? __builtin_inff() : lse;
-      s_.d[r] = r < live_ && want_s_ ? job_.d[number + static_cast<int64_t>(r)] : 0.0f;
       if (p_.alibi != TSR_ALIBI_NONE)
         s_.slope[r] = args_.alibi[(p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q) + s_.head[r]];
     }
     load_rows(p_.q, args_.q, dim_, ld_, s_.q, s_.q_t);
+    if (p_.scale < 0) scale_tile(s_.q_t, dim_ * width_, -1.0f);
     load_rows(p_.dout, args_.dout, dim_v_, ld_v_, s_.dout, s_.do_t);
   }
 
@@ -265,13 +404,18 @@ class BackwardTask {
     }
   }
 
-  void run_tile(const tsri_mask_row &seen, int64_t i0, int64_t i1, int64_t begin, int64_t end) {
+  // What a tile is for: rows of known state; their state; both at once, the tile being all keys.
+  enum Purpose { kKnown, kState, kWhole };
+
+  void run_tile(const tsri_mask_row &seen, int64_t begin, int64_t end, Purpose purpose) {
     ScoreTile t;
+    tsri_tile_class kind = TSRI_TILE_SKIP;
     trim_keys(seen, begin, end, &t.key, &t.keys);
-    if (t.keys == 0) return;
-    const tsri_tile_class kind = tsri_mask_tile_class(&rule_, i0, i1, t.key,
-                                                      t.key + static_cast<int64_t>(t.keys));
-    if (kind == TSRI_TILE_SKIP) return;
+    if (t.keys > 0)
+      kind = tsri_mask_tile_class(&rule_, query_of(first_), query_of(row_at(live_ - 1)) + 1, t.key,
+                                  t.key + static_cast<int64_t>(t.keys));
+    if (kind == TSRI_TILE_SKIP) t.keys = 0;
+    if (t.keys == 0 && purpose != kWhole) return;
     t.query = s_.query, t.head = s_.head, t.from = s_.from, t.to = s_.to, t.slope = s_.slope;
     t.width = width_;
     t.s = s_.s_t, t.term = s_.term, t.bias = s_.bias;
@@ -279,11 +423,11 @@ class BackwardTask {
     t.lo = s_.lo, t.hi = s_.hi;
     const size_t vectors = width_ / lanes_;
     if (vectors == 3)
-      fold<3>(t, kind);
+      fold<3>(t, kind, purpose);
     else if (vectors == 2)
-      fold<2>(t, kind);
+      fold<2>(t, kind, purpose);
     else
-      fold<1>(t, kind);
+      fold<1>(t, kind, purpose);
   }
 
   // [n][width] = rows of K or V times columns of the block.
@@ -303,43 +447,73 @@ class BackwardTask {
 
   // One tile.
   template <int NV>
-  void fold(const ScoreTile &t, tsri_tile_class kind) {
-    const size_t n = t.keys, at = static_cast<size_t>(t.key - panel_);
-    const float *k = k_.data + (t.key - panel_) * k_.ld;
-    products<NV>(k, k_.ld, n, s_.q_t, dim_, s_.s_t);
-    if (steps_.needed(kind)) {
-      const auto cap = [this](float *s, size_t count) HWY_ATTR {
-        softcap_gradient_tile(s, s_.slope_t, count, p_.softcap);
-      };
-      if (!steps_.apply(t, kind, p_.scale, cap)) return;
+  void fold(const ScoreTile &t, tsri_tile_class kind, Purpose purpose) {
+    if (t.keys == 0 || !load_scores<NV>(t, kind)) {
+      if (purpose == kWhole) end_state();
+      return;
     }
-    if (want_s_) products<NV>(v_.data + (t.key - panel_) * v_.ld, v_.ld, n, s_.do_t, dim_v_, s_.g_t);
-    finish_scores(t);
-    if (want_v_) rows_product(s_.s_t, width_, n, live_, s_.dout, ld_v_, s_.dv + at * ld_v_);
-    if (!want_s_) return;
-    if (want_bias_) add_bias(t);
-    if (p_.softcap > 0) multiply_tile(s_.g_t, s_.slope_t, n * width_);
-    if (want_q_) add_queries<NV>(k, k_.ld, n, s_.g_t, dim_, share_of_dq(chunk_));
-    if (want_k_) rows_product(s_.g_t, width_, n, live_, s_.q, ld_, s_.dk + at * ld_);
+    if (want_s_)
+      products<NV>(v_.data + (t.key - panel_) * v_.ld, v_.ld, t.keys, s_.do_t, dim_v_, s_.g_t);
+    if (p_.dropout > 0) load_keep(t);
+    // Without dropout and dP the passes have less to do.
+    if (want_s_)
+      p_.dropout > 0 ? finish_scores<true, true>(t, purpose) : finish_scores<true, false>(t, purpose);
+    else
+      p_.dropout > 0 ? finish_scores<false, true>(t, purpose)
+                     : finish_scores<false, false>(t, purpose);
+    if (purpose != kState) add_gradients<NV>(t);
   }
 
-  // P and dS.
-  HWY_NOINLINE void finish_scores(const ScoreTile &t) {
-    const float factor = steps_.natural() ? 1.0f : p_.scale;
+  // S^T with all steps up to the mask; false if no key is allowed.
+  template <int NV>
+  bool load_scores(const ScoreTile &t, tsri_tile_class kind) {
+    products<NV>(k_.data + (t.key - panel_) * k_.ld, k_.ld, t.keys, s_.q_t, dim_, s_.s_t);
+    if (!steps_.needed(kind)) return true;
+    const auto cap = [this](float *s, size_t count) HWY_ATTR {
+      softcap_gradient_tile(s, s_.slope_t, count, p_.softcap);
+    };
+    return steps_.apply(t, kind, scale_, cap);
+  }
+
+  // P and dS of a tile, or the rows' state.
+  template <bool kGrad, bool kDrop>
+  HWY_NOINLINE void finish_scores(const ScoreTile &t, Purpose purpose) {
     float *s = s_.s_t, *g = s_.g_t;
-    if (p_.dropout > 0) {
-      const DF d;
-      for (size_t x = 0; x < t.keys * width_; x += lanes_) hn::Store(hn::Set(d, 1.0f), d, s_.keep + x);
-      steps_.drop(t, job_.drop_key, s_.keep);
-      if (want_s_)
-        gradient_tile<true, true>(s, g, s_.keep, t.keys, width_, s_.lse, s_.d, factor);
-      else
-        gradient_tile<false, true>(s, g, s_.keep, t.keys, width_, s_.lse, s_.d, factor);
-    } else if (want_s_) {
-      gradient_tile<true, false>(s, g, s_.keep, t.keys, width_, s_.lse, s_.d, factor);
-    } else {
-      gradient_tile<false, false>(s, g, s_.keep, t.keys, width_, s_.lse, s_.d, factor);
-    }
+    if (purpose == kKnown)
+      return gradient_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, s_.ref, s_.inverse, s_.d,
+                                         unit_);
+    state_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, unit_, s_.m, s_.l, s_.e);
+    if (purpose == kState) return;
+    end_state();
+    finish_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, s_.inverse, s_.d);
+  }
+
+  void end_state() {
+    finish_state();
+    keep_state();
+  }
+
+  HWY_NOINLINE void load_keep(const ScoreTile &t) {
+    const DF d;
+    for (size_t x = 0; x < t.keys * width_; x += lanes_) hn::Store(hn::Set(d, 1.0f), d, s_.keep + x);
+    steps_.drop(t, job_.drop_key, s_.keep);
+  }
+
+  // A tile's P and dS into every gradient. dQ takes few keys at a time: its sums and rounding errors,
+  // and what it reads again per dim, stay small.
+  template <int NV>
+  void add_gradients(const ScoreTile &t) {
+    const size_t at = static_cast<size_t>(t.key - panel_), n = t.keys;
+    if (want_v_) rows_product(s_.s_t, width_, n, live_, s_.dout, ld_v_, s_.dv + at * ld_v_);
+    if (want_bias_) add_bias(t);
+    if (!want_q_ && !want_k_) return;
+    if (p_.softcap > 0) multiply_tile(s_.g_t, s_.slope_t, n * width_);
+    const float *k = k_.data + (t.key - panel_) * k_.ld;
+    const size_t step = static_cast<size_t>(job_.tiles.keys);
+    for (size_t j = 0; want_q_ && j < n; j += step)
+      add_queries<NV>(k + static_cast<int64_t>(j) * k_.ld, k_.ld, HWY_MIN(step, n - j),
+                      s_.g_t + j * width_, dim_, share_of_dq(chunk_));
+    if (want_k_) rows_product(s_.g_t, width_, n, live_, s_.q, ld_, s_.dk + at * ld_);
   }
 
   // dS of the tile into dBias.
@@ -404,13 +578,16 @@ class BackwardTask {
   ScoreSteps steps_;
   tsri_cpu_backward_scratch s_;
   size_t lanes_, dim_, dim_v_, ld_, ld_v_;
+  float scale_;           // magnitude; the sign goes into Q^T
+  float natural_, unit_;  // positive factors from scores to natural ones and to base two
   bool want_q_, want_k_, want_v_, want_bias_;
-  bool want_s_;  // dS is needed: for anything but dV
+  bool want_s_;     // dS is needed: for anything but dV
+  bool key_tasks_;  // key tasks are run
   int64_t b_ = 0, g_ = 0;
   tsri_sequence seq_ = {};
   tsri_mask_rule rule_ = {};
   int64_t rows_ = 0;  // of the sequence and KV head
-  int64_t chunk_ = 0, panel_ = 0;
+  int64_t chunk_ = 0, panel_ = 0, panel_loaded_ = 0;
   Keys k_ = {}, v_ = {};  // of the panel
   int64_t first_ = 0;     // of the block
   size_t width_ = 0, live_ = 0;

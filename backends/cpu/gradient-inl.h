@@ -3,14 +3,13 @@
 // What backward adds to the pieces of forward, per Highway target: the product that contracts over
 // query lanes (dV += P^T dO and dK += dS^T Q), and the pass from S and dP to P and dS on one tile.
 //
-//   P = 2^((s factor - LSE) log2 e)      dS = P (keep dP - D)
+//   P = 2^((s - ref) unit) inverse      dS = P (keep dP - D)
 //
 // The product has its lanes along the head dimension: an element of P^T or dS^T is broadcast, rows of
 // dO or Q are loaded. 6 keys x 4 vectors of sums (6 x 2 with 16 registers) stay in registers. Each tile
 // is summed apart and joins dK or dV at the end, so that rounding errors do not grow with every query.
 #include <stddef.h>
 
-#include "common/score.h"
 #include "row_policy-inl.h"
 #include "tile-inl.h"
 
@@ -126,29 +125,97 @@ HWY_INLINE void multiply_tile(float *HWY_RESTRICT x, const float *HWY_RESTRICT y
     hn::Store(hn::Mul(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
 }
 
-// S to P (after dropout) in s; with kGrad, dP to dS in g. Where P is 0 (masked, tail, empty row) dS is
-// 0 by selection: dP may be anything there. factor: from scores to natural scores.
+// keep ? x keep : 0, for x that may be anything where it is dropped.
+HWY_INLINE VF kept(VF x, VF keep) {
+  const DF d;
+  return hn::IfThenZeroElse(hn::Eq(keep, hn::Zero(d)), hn::Mul(x, keep));
+}
+
+// P (dP - D), and 0 by selection where P is 0 (masked, tail, empty row): dP may be anything there.
+HWY_INLINE VF score_gradient(VF p, VF dp, VF delta) {
+  const DF d;
+  return hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), hn::Mul(p, hn::Sub(dp, delta)));
+}
+
+// Rows whose state is known: S to P (after dropout) in s; with kGrad, dP to dS in g. unit: from scores to
+// base two, positive. The difference comes first: it is small where P matters, and 0 at the maximum.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                               const float *HWY_RESTRICT keep, size_t n, size_t width,
-                              const float *HWY_RESTRICT lse, const float *HWY_RESTRICT delta,
-                              float factor) {
+                              const float *HWY_RESTRICT ref, const float *HWY_RESTRICT inverse,
+                              const float *HWY_RESTRICT delta, float unit) {
   const DF d;
-  const VF f = hn::Set(d, factor), log2e = hn::Set(d, static_cast<float>(TSRI_LOG2E));
-  const VF zero = hn::Zero(d);
+  const VF u = hn::Set(d, unit);
   for (size_t x = 0; x < width; x += hn::Lanes(d)) {
-    const VF l = hn::Load(d, lse + x), e = hn::Load(d, delta + x);
+    const VF r = hn::Load(d, ref + x), scale = hn::Load(d, inverse + x), e = hn::Load(d, delta + x);
     for (size_t j = 0, i = x; j < n; ++j, i += width) {
-      // The difference comes before the factor log2 e: it is small where P matters.
-      VF p = exp2_of(hn::Mul(hn::MulSub(hn::Load(d, s + i), f, l), log2e));
-      VF k = zero;
+      VF p = hn::Mul(Recurrence::prob_in(u, hn::Load(d, s + i), r), scale);
+      VF k = p;
       if constexpr (kDrop) k = hn::Load(d, keep + i);
       if constexpr (kGrad) {
         VF dp = hn::Load(d, g + i);
-        if constexpr (kDrop) dp = hn::IfThenZeroElse(hn::Eq(k, zero), hn::Mul(dp, k));
-        hn::Store(hn::IfThenZeroElse(hn::Eq(p, zero), hn::Mul(p, hn::Sub(dp, e))), d, g + i);
+        if constexpr (kDrop) dp = kept(dp, k);
+        hn::Store(score_gradient(p, dp, e), d, g + i);
       }
-      if constexpr (kDrop) p = hn::IfThenZeroElse(hn::Eq(k, zero), hn::Mul(p, k));
+      if constexpr (kDrop) p = kept(p, k);
+      hn::Store(p, d, s + i);
+    }
+  }
+}
+
+// Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit)) and,
+// with kGrad, e (sum of w dP). Leaves w in s and dP after dropout in g.
+// Sums go by 16 keys, which keeps rounding errors from growing with the tile.
+template <bool kGrad, bool kDrop>
+HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
+                           const float *HWY_RESTRICT keep, size_t n, size_t width, float unit,
+                           float *HWY_RESTRICT m, float *HWY_RESTRICT l, float *HWY_RESTRICT e) {
+  constexpr size_t kSum = 16;
+  const DF d;
+  const VF u = hn::Set(d, unit);
+  const VF zero = hn::Zero(d);
+  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+    const VF old = hn::Load(d, m + x);
+    VF top = old;
+    for (size_t j = 0, i = x; j < n; ++j, i += width)
+      top = RowPolicy::max(top, hn::Load(d, s + i));
+    const VF ref = Recurrence::reference(top);
+    VF sum = zero, sum_e = zero;
+    for (size_t j0 = 0; j0 < n; j0 += kSum) {
+      VF part = zero, part_e = zero;
+      for (size_t j = j0, i = x + j0 * width; j < HWY_MIN(n, j0 + kSum); ++j, i += width) {
+        const VF p = Recurrence::prob_in(u, hn::Load(d, s + i), ref);
+        part = hn::Add(part, p);
+        hn::Store(p, d, s + i);
+        if constexpr (kGrad) {
+          VF dp = hn::Load(d, g + i);
+          if constexpr (kDrop) dp = kept(dp, hn::Load(d, keep + i));
+          part_e = hn::Add(part_e, hn::IfThenZeroElse(hn::Eq(p, zero), hn::Mul(p, dp)));
+          hn::Store(dp, d, g + i);
+        }
+      }
+      sum = hn::Add(sum, part);
+      sum_e = hn::Add(sum_e, part_e);
+    }
+    const VF alpha = Recurrence::correction_in(u, old, ref);
+    hn::Store(top, d, m + x);
+    hn::Store(Recurrence::new_sum(hn::Load(d, l + x), alpha, sum), d, l + x);
+    if constexpr (kGrad) hn::Store(Recurrence::new_sum(hn::Load(d, e + x), alpha, sum_e), d, e + x);
+  }
+}
+
+// The rest after state_tile: P (after dropout) in s, dS in g. scale: from w to P.
+template <bool kGrad, bool kDrop>
+HWY_INLINE void finish_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
+                            const float *HWY_RESTRICT keep, size_t n, size_t width,
+                            const float *HWY_RESTRICT scale, const float *HWY_RESTRICT delta) {
+  const DF d;
+  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+    const VF factor = hn::Load(d, scale + x), e = hn::Load(d, delta + x);
+    for (size_t j = 0, i = x; j < n; ++j, i += width) {
+      VF p = hn::Mul(hn::Load(d, s + i), factor);
+      if constexpr (kGrad) hn::Store(score_gradient(p, hn::Load(d, g + i), e), d, g + i);
+      if constexpr (kDrop) p = kept(p, hn::Load(d, keep + i));
       hn::Store(p, d, s + i);
     }
   }
