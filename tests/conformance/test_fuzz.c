@@ -100,6 +100,8 @@ int main(void) {
   for (n = 0; n < count; ++n) {
     fuzz_row row;
     int pass;
+    if (n % 25 == 0) printf("seed %llu\n", (unsigned long long)(seed + n));
+    fflush(stdout); /* a crash leaves the neighbourhood of its seed */
     fuzz_row_make(&row, seed + n);
     for (pass = 0; pass < 2; ++pass) {
       verdict v;
