@@ -232,21 +232,13 @@ class ForwardTask {
     const VF old0 = hn::Load(d, m);
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
-    VF m0 = old0, m1 = old1, m2 = old2;
-    if (kind == TSRI_TILE_FULL && !natural_ && !tensor_mask_) {
-      score_tile<NV, true>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
-      hn::Store(m0, d, m);
-      if (NV > 1) hn::Store(m1, d, m + lanes);
-      if (NV > 2) hn::Store(m2, d, m + 2 * lanes);
-    } else {
-      score_tile<NV, false>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
+    score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    if (kind != TSRI_TILE_FULL || natural_ || tensor_mask_)
       if (!finish_scores(block, kind)) return;
-      m0 = hn::Load(d, m);
-      if (NV > 1) m1 = hn::Load(d, m + lanes);
-      if (NV > 2) m2 = hn::Load(d, m + 2 * lanes);
-    }
-    const VF r0 = Recurrence::reference(m0), r1 = Recurrence::reference(m1),
-             r2 = Recurrence::reference(m2);
+    max_tile<NV>(s_.s_t, n, m);
+    const VF r0 = Recurrence::reference(hn::Load(d, m));
+    const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
+    const VF r2 = NV > 2 ? Recurrence::reference(hn::Load(d, m + 2 * lanes)) : r0;
     const VF unit = hn::Set(d, unit_);
     VF t0 = r0, t1 = r0, t2 = r0;
     softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
@@ -260,22 +252,15 @@ class ForwardTask {
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
 
-  // The score steps on S^T of a block, and the new maxima. False: no key is allowed for any row.
+  // The score steps on S^T of a block. False: no key is allowed for any row.
   HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
     const size_t n = block.keys, width = block.width, count = n * width;
     float *s = s_.s_t;
-    if (tensor_mask_) {  // first, because an empty tile ends the step
-      const size_t ones = load_mask(block);
-      if (ones == 0) return false;
-      if (ones < count) {
-        apply_terms(block);
-        mask_tile(s, s_.term, count);
-      } else {
-        apply_terms(block);
-      }
-    } else {
-      apply_terms(block);
-    }
+    size_t ones = count;
+    if (tensor_mask_) ones = load_mask(block);
+    if (ones == 0) return false;
+    apply_terms(block);
+    if (ones < count) mask_tile(s, s_.term, count);
     if (kind == TSRI_TILE_EDGE) {
       const int64_t most = static_cast<int64_t>(n);
       for (size_t r = 0; r < width; ++r) {
@@ -285,7 +270,6 @@ class ForwardTask {
       interval_tile(s, n, width,
                     static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo, s_.hi);
     }
-    max_tile(s, n, width, s_.m + block.first);
     return true;
   }
 
