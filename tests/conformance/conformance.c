@@ -64,8 +64,11 @@ static int64_t finish(const char *title, const conform_count *count, bool ok, co
   printf("%s: %lld outputs right, %lld failures, %lld refusals, %lld skipped\n", title,
          (long long)count->passed, (long long)count->failed, (long long)count->refused,
          (long long)count->skipped);
+  /* Rows that were all skipped have shown nothing. */
+  const bool idle = count->passed + count->failed + count->refused == 0;
+  if (idle) printf("%s: nothing was run\n", title);
   fflush(stdout);
-  return count->failed + !ok;
+  return count->failed + !ok + idle;
 }
 
 int64_t conform_group(const tsr_check_options *given, const char *group) {

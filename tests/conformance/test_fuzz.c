@@ -116,5 +116,5 @@ int main(void) {
   printf("%llu problems from seed %llu: %lld outputs right, %lld failures, %lld refusals, %lld skipped\n",
          (unsigned long long)n, (unsigned long long)seed, (long long)passed, (long long)failures,
          (long long)refused, (long long)skipped);
-  return failures ? 1 : 0;
+  return failures || (count > 0 && passed == 0) ? 1 : 0;
 }
