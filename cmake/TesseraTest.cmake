@@ -31,7 +31,7 @@ function(tessera_add_test)
     endif()
   endforeach()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 600)
+    set(ARG_TIMEOUT 1800)
   endif()
 
   set(target ${ARG_NAME})
@@ -73,7 +73,7 @@ endfunction()
 function(tessera_test_properties test)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT" "LABELS;ENVIRONMENT")
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 600)
+    set(ARG_TIMEOUT 1800)
   endif()
   # No detect_stack_use_after_return: gcc 12 misaligns 64-byte vectors in the frames that it moves.
   set(_environment

@@ -20,7 +20,7 @@ parts (default: all of them)
   model    release build; two real models end to end against other implementations (weights are
            fetched once into $XDG_CACHE_HOME/tessera or ~/.cache/tessera)
   release  optimised build, warnings are errors, whole suite
-  --jobs N       parallel compilations (default: number of processors)
+  --jobs N       compilations and tests at once (default: number of processors)
   --no-install   trust that every package is there
 TEXT
 }
@@ -74,7 +74,7 @@ run_ctest() {
   local folder=$1
   shift
   say "$folder: test"
-  ctest --test-dir "$folder" --no-tests=error "$@"
+  ctest --test-dir "$folder" --no-tests=error --parallel "$jobs" "$@"
 }
 
 if wanted release || wanted model; then
