@@ -82,7 +82,7 @@ if wanted release || wanted model; then
 fi
 if wanted arm; then
   configure_and_build aarch64 build-aarch64
-  run_ctest build-aarch64
+  run_ctest build-aarch64 -LE 'lint|slow'
 fi
 if wanted tsan; then
   configure_and_build tsan build-tsan -DTESSERA_BUILD_BENCH=OFF
