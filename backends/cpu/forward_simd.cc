@@ -107,11 +107,11 @@ class ForwardTask {
   void load_rows() {
     const int64_t group = job_.problem->group;
     const size_t padded = (rows_ + lanes_ - 1) / lanes_ * lanes_;
+    int64_t query = row0_ / group, member = row0_ % group;
+    tsri_mask_row allowed = tsri_mask_row_of(&rule_, query);
     for (size_t r = 0; r < padded; ++r) {
-      const int64_t row = row0_ + static_cast<int64_t>(HWY_MIN(r, rows_ - 1));
-      s_.query[r] = row / group;
-      s_.head[r] = g_ * group + row % group;
-      const tsri_mask_row allowed = tsri_mask_row_of(&rule_, s_.query[r]);
+      s_.query[r] = query;
+      s_.head[r] = g_ * group + member;
       s_.from[r] = allowed.lo;
       s_.to[r] = allowed.hi;
       s_.m[r] = -__builtin_inff();
@@ -119,6 +119,10 @@ class ForwardTask {
       if (p_.alibi != TSR_ALIBI_NONE) {
         const int64_t row_of = p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q;
         s_.slope[r] = args_.alibi[row_of + s_.head[r]];
+      }
+      if (r + 1 < rows_ && ++member == group) {  // lanes beyond the last row repeat it
+        member = 0;
+        allowed = tsri_mask_row_of(&rule_, ++query);
       }
     }
     memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
