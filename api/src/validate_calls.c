@@ -180,6 +180,8 @@ static tsr_status check_shape(const char *name, const tsr_tensor *t, int64_t b, 
                               int64_t s, int64_t d) {
   const int64_t want[4] = {b, h, s, d};
   for (int a = 0; a < 4; ++a) {
+    TSRI_INVALID_IF(t->shape[a] < 0, "%s.shape[%d]: found %lld, accepted 0 or more", name, a,
+                    (LL)t->shape[a]);
     TSRI_INVALID_IF(t->shape[a] != want[a], "%s.shape[%d]: found %lld, accepted %lld", name, a,
                     (LL)t->shape[a], (LL)want[a]);
   }

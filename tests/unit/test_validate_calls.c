@@ -244,6 +244,8 @@ Test(validate_calls, attention) {
                                     &made, &made_args));
   cr_expect_eq(made.lse.dtype, TSR_DTYPE_NONE);
   cr_expect_null(made_args.lse);
+  BAD_CALL("q.shape[1]: found -2, accepted 0 or more", c.q.shape[1] = -2);
+  BAD_CALL("k.shape[1]: found -1, accepted 0 or more", c.k.shape[1] = -1);
   BAD_CALL("k.shape[0]: found 2, accepted 1", c.k.shape[0] = 2);
   BAD_CALL("k.shape[3]: found 5, accepted 4", c.k.shape[3] = 5);
   BAD_CALL("v.shape[1]: found 2, accepted 1", c.v.shape[1] = 2);
