@@ -97,12 +97,11 @@ static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim
                   (LL)i);
   if (!m->lse.dtype) return TSR_STATUS_SUCCESS;
   const tsri_region out_lse = tsri_region_of(lse, row, m->lse.stride, m->lse.dtype);
-  TSRI_INVALID_IF(
-      !in_place(row, lse, &m->lse, lse_part, &m->lse_part) &&
-          tsri_regions_collide(&out_lse, &part_lse),
-      "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
-      "and layout, or none of it",
-      lse, (LL)i);
+  TSRI_INVALID_IF(!in_place(row, lse, &m->lse, lse_part, &m->lse_part) &&
+                      tsri_regions_collide(&out_lse, &part_lse),
+                  "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
+                  "and layout, or none of it",
+                  lse, (LL)i);
   TSRI_INVALID_IF(tsri_regions_collide(&out_lse, &part),
                   "lse: found memory at %p that overlaps o_parts[%lld], accepted memory apart", lse,
                   (LL)i);

@@ -5,8 +5,9 @@
 //   dropout mask  the keep bit of every (b, h, i, j)
 // A part whose LSE is -inf is skipped before its O is read; a single part that is left has weight
 // exp(0) = 1 and comes through exactly. Weights are exp(LSE_i - m) over their sum, not
-// exp(LSE_i - LSE): where |LSE| is huge, adding ln of the sum to m would round it away. An output may be the memory of a part: a row's LSE is
-// written after all of its columns, and a column after all of its parts were read.
+// exp(LSE_i - LSE): where |LSE| is huge, adding ln of the sum to m would round it away. An output
+// may be the memory of a part: a row's LSE is written after all of its columns, and a column after
+// all of its parts were read.
 #include <math.h>
 
 #include "attention_ref.h"
