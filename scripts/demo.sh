@@ -28,5 +28,5 @@ cat <<'TEXT'
 
 More: build/cli/tessera check          every backend here against the reference
       build/examples/forward           the shortest program on the C API
-      scripts/real_model.sh build DIR  a sentence encoder end to end (fetches its weights into DIR)
+      scripts/real_model.sh build DIR  an encoder and a decoder end to end (fetches their weights)
 TEXT

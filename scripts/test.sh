@@ -17,14 +17,16 @@ parts (default: all of them)
   asan     address and undefined-behaviour sanitizers, whole suite
   plugins  backends as plug-ins: whole suite but the slow tests
   static   static library: install, ABI and examples
+  model    release build; two real models end to end against other implementations (weights are
+           fetched once into $XDG_CACHE_HOME/tessera or ~/.cache/tessera)
   release  optimised build, warnings are errors, whole suite
-  --jobs N       parallel compilations (default: number of processors)
+  --jobs N       compilations and tests at once (default: number of processors)
   --no-install   trust that every package is there
 TEXT
 }
 fail() { printf 'test.sh: %s\n' "$*" >&2; exit 2; }
 
-all_parts=(arm tsan asan plugins static release)
+all_parts=(arm tsan asan plugins static model release)
 jobs=$(nproc)
 install=1
 parts=()
@@ -72,15 +74,15 @@ run_ctest() {
   local folder=$1
   shift
   say "$folder: test"
-  ctest --test-dir "$folder" --no-tests=error "$@"
+  ctest --test-dir "$folder" --no-tests=error --parallel "$jobs" "$@"
 }
 
-if wanted release; then
+if wanted release || wanted model; then
   configure_and_build release build
 fi
 if wanted arm; then
   configure_and_build aarch64 build-aarch64
-  run_ctest build-aarch64
+  run_ctest build-aarch64 -LE 'lint|slow'
 fi
 if wanted tsan; then
   configure_and_build tsan build-tsan -DTESSERA_BUILD_BENCH=OFF
@@ -97,6 +99,10 @@ fi
 if wanted static; then
   configure_and_build release build-static -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-static -L 'install|abi|example'
+fi
+if wanted model; then
+  say "build: real models"
+  scripts/real_model.sh build "${XDG_CACHE_HOME:-$HOME/.cache}/tessera"
 fi
 if wanted release; then
   run_ctest build

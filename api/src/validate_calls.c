@@ -54,8 +54,12 @@ static tsr_status check_length(const char *name, int64_t value) {
 }
 
 /* A result may be one part in place, element for element; any other overlap is refused. */
-static int in_place(const void *a, const tsr_layout *la, const void *b, const tsr_layout *lb) {
-  return a == b && la->dtype == lb->dtype && memcmp(la->stride, lb->stride, sizeof la->stride) == 0;
+static int in_place(const int64_t dim[4], const void *a, const tsr_layout *la, const void *b,
+                    const tsr_layout *lb) {
+  for (int k = 0; k < 4; ++k) {
+    if (dim[k] > 1 && la->stride[k] != lb->stride[k]) return 0;
+  }
+  return a == b && la->dtype == lb->dtype;
 }
 
 static tsr_status check_merge_layouts(tsr_merge_problem *m, int64_t dim[4], int64_t row[4]) {
@@ -84,7 +88,7 @@ static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim
                                      m->o_part.alignment));
   TSRI_FORWARD(tsri_validate_pointer("lse_parts[i]", lse_part, 1, extent_of(row, &m->lse_part),
                                      m->lse_part.alignment));
-  TSRI_INVALID_IF(!in_place(o, &m->o, o_part, &m->o_part) && tsri_regions_collide(&out, &part),
+  TSRI_INVALID_IF(!in_place(dim, o, &m->o, o_part, &m->o_part) && tsri_regions_collide(&out, &part),
                   "o: found memory at %p that overlaps o_parts[%lld], accepted its very memory and "
                   "layout, or none of it",
                   o, (LL)i);
@@ -93,11 +97,11 @@ static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim
                   (LL)i);
   if (!m->lse.dtype) return TSR_STATUS_SUCCESS;
   const tsri_region out_lse = tsri_region_of(lse, row, m->lse.stride, m->lse.dtype);
-  TSRI_INVALID_IF(
-      !in_place(lse, &m->lse, lse_part, &m->lse_part) && tsri_regions_collide(&out_lse, &part_lse),
-      "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
-      "and layout, or none of it",
-      lse, (LL)i);
+  TSRI_INVALID_IF(!in_place(row, lse, &m->lse, lse_part, &m->lse_part) &&
+                      tsri_regions_collide(&out_lse, &part_lse),
+                  "lse: found memory at %p that overlaps lse_parts[%lld], accepted its very memory "
+                  "and layout, or none of it",
+                  lse, (LL)i);
   TSRI_INVALID_IF(tsri_regions_collide(&out_lse, &part),
                   "lse: found memory at %p that overlaps o_parts[%lld], accepted memory apart", lse,
                   (LL)i);
@@ -175,6 +179,8 @@ static tsr_status check_shape(const char *name, const tsr_tensor *t, int64_t b, 
                               int64_t s, int64_t d) {
   const int64_t want[4] = {b, h, s, d};
   for (int a = 0; a < 4; ++a) {
+    TSRI_INVALID_IF(t->shape[a] < 0, "%s.shape[%d]: found %lld, accepted 0 or more", name, a,
+                    (LL)t->shape[a]);
     TSRI_INVALID_IF(t->shape[a] != want[a], "%s.shape[%d]: found %lld, accepted %lld", name, a,
                     (LL)t->shape[a], (LL)want[a]);
   }

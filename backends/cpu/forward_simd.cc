@@ -107,11 +107,11 @@ class ForwardTask {
   void load_rows() {
     const int64_t group = job_.problem->group;
     const size_t padded = (rows_ + lanes_ - 1) / lanes_ * lanes_;
+    int64_t query = row0_ / group, member = row0_ % group;
+    tsri_mask_row allowed = tsri_mask_row_of(&rule_, query);
     for (size_t r = 0; r < padded; ++r) {
-      const int64_t row = row0_ + static_cast<int64_t>(HWY_MIN(r, rows_ - 1));
-      s_.query[r] = row / group;
-      s_.head[r] = g_ * group + row % group;
-      const tsri_mask_row allowed = tsri_mask_row_of(&rule_, s_.query[r]);
+      s_.query[r] = query;
+      s_.head[r] = g_ * group + member;
       s_.from[r] = allowed.lo;
       s_.to[r] = allowed.hi;
       s_.m[r] = -__builtin_inff();
@@ -119,6 +119,10 @@ class ForwardTask {
       if (p_.alibi != TSR_ALIBI_NONE) {
         const int64_t row_of = p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q;
         s_.slope[r] = args_.alibi[row_of + s_.head[r]];
+      }
+      if (r + 1 < rows_ && ++member == group) {  // lanes beyond the last row repeat it
+        member = 0;
+        allowed = tsri_mask_row_of(&rule_, ++query);
       }
     }
     memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
@@ -232,21 +236,13 @@ class ForwardTask {
     const VF old0 = hn::Load(d, m);
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
-    VF m0 = old0, m1 = old1, m2 = old2;
-    if (kind == TSRI_TILE_FULL && !natural_ && !tensor_mask_) {
-      score_tile<NV, true>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
-      hn::Store(m0, d, m);
-      if (NV > 1) hn::Store(m1, d, m + lanes);
-      if (NV > 2) hn::Store(m2, d, m + 2 * lanes);
-    } else {
-      score_tile<NV, false>(k.data, k.ld, n, q, dim_, s_.s_t, m0, m1, m2);
+    score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    if (kind != TSRI_TILE_FULL || natural_ || tensor_mask_)
       if (!finish_scores(block, kind)) return;
-      m0 = hn::Load(d, m);
-      if (NV > 1) m1 = hn::Load(d, m + lanes);
-      if (NV > 2) m2 = hn::Load(d, m + 2 * lanes);
-    }
-    const VF r0 = Recurrence::reference(m0), r1 = Recurrence::reference(m1),
-             r2 = Recurrence::reference(m2);
+    max_tile<NV>(s_.s_t, n, m);
+    const VF r0 = Recurrence::reference(hn::Load(d, m));
+    const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
+    const VF r2 = NV > 2 ? Recurrence::reference(hn::Load(d, m + 2 * lanes)) : r0;
     const VF unit = hn::Set(d, unit_);
     VF t0 = r0, t1 = r0, t2 = r0;
     softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
@@ -260,22 +256,15 @@ class ForwardTask {
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
 
-  // The score steps on S^T of a block, and the new maxima. False: no key is allowed for any row.
+  // The score steps on S^T of a block. False: no key is allowed for any row.
   HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
     const size_t n = block.keys, width = block.width, count = n * width;
     float *s = s_.s_t;
-    if (tensor_mask_) {  // first, because an empty tile ends the step
-      const size_t ones = load_mask(block);
-      if (ones == 0) return false;
-      if (ones < count) {
-        apply_terms(block);
-        mask_tile(s, s_.term, count);
-      } else {
-        apply_terms(block);
-      }
-    } else {
-      apply_terms(block);
-    }
+    size_t ones = count;
+    if (tensor_mask_) ones = load_mask(block);
+    if (ones == 0) return false;
+    apply_terms(block);
+    if (ones < count) mask_tile(s, s_.term, count);
     if (kind == TSRI_TILE_EDGE) {
       const int64_t most = static_cast<int64_t>(n);
       for (size_t r = 0; r < width; ++r) {
@@ -285,7 +274,6 @@ class ForwardTask {
       interval_tile(s, n, width,
                     static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo, s_.hi);
     }
-    max_tile(s, n, width, s_.m + block.first);
     return true;
   }
 

@@ -30,14 +30,14 @@ using VI = hn::Vec<DI>;
 using DU = hn::RebindToUnsigned<DF>;
 using VU = hn::Vec<DU>;
 
-// max(a, limit) and min(a, limit) that let a NaN in a through: on x86 the second operand wins, on Arm
-// NaN wins, and what is emulated drops NaN.
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-HWY_INLINE VF at_least(VF a, VF limit) { return hn::IfThenElse(hn::Lt(a, limit), limit, a); }
-HWY_INLINE VF at_most(VF a, VF limit) { return hn::IfThenElse(hn::Gt(a, limit), limit, a); }
-#else
+// max(a, limit) and min(a, limit) that let a NaN in a through: on x86 the second operand wins; Arm
+// and what is emulated drop the NaN.
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_INLINE VF at_least(VF a, VF limit) { return hn::Max(limit, a); }
 HWY_INLINE VF at_most(VF a, VF limit) { return hn::Min(limit, a); }
+#else
+HWY_INLINE VF at_least(VF a, VF limit) { return hn::IfThenElse(hn::Lt(a, limit), limit, a); }
+HWY_INLINE VF at_most(VF a, VF limit) { return hn::IfThenElse(hn::Gt(a, limit), limit, a); }
 #endif
 
 HWY_INLINE VF exp2_polynomial(DF d, VF f) {

@@ -83,16 +83,6 @@ HWY_INLINE void mask_tile(float *HWY_RESTRICT s, const float *HWY_RESTRICT term,
   }
 }
 
-// Maximum over keys of every row, folded into m.
-HWY_INLINE void max_tile(const float *HWY_RESTRICT s, size_t n, size_t width, float *HWY_RESTRICT m) {
-  const DF d;
-  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
-    VF top = hn::Load(d, m + x);
-    for (size_t j = 0; j < n; ++j) top = RowPolicy::max(top, hn::Load(d, s + j * width + x));
-    hn::Store(top, d, m + x);
-  }
-}
-
 #if HWY_TARGET != HWY_SCALAR
 // High and low halves of a * b in 32-bit lanes.
 HWY_INLINE void multiply_wide(VU a, VU b, VU &high, VU &low) {

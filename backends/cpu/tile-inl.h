@@ -39,11 +39,10 @@ constexpr int kBlock = 8;
 #define TSRI_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 // Scores of keys 0 .. n-1 at k (rows `ld` apart) against one block of rows, over `dim` dims; added to
-// what S^T holds if kAdd; with kMax, the maximum over keys is folded into m0 .. m2. Rows of S^T up to
-// the next multiple of the block may be overwritten: they repeat key n-1, which no maximum minds.
-template <int NV, bool kMax, bool kAdd>
-HWY_INLINE void score_part(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
-                           size_t dim, float *HWY_RESTRICT s, VF &m0, VF &m1, VF &m2) {
+// what S^T holds if kAdd. Rows of S^T up to the next multiple of the block may be overwritten.
+template <int NV, bool kAdd>
+static HWY_NOINLINE void score_part(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
+                                    size_t dim, float *HWY_RESTRICT s) {
   constexpr int MR = kBlock<NV>;
   const DF d;
   const size_t lanes = hn::Lanes(d);
@@ -71,50 +70,68 @@ HWY_INLINE void score_part(const float *k, int64_t ld, size_t n, const float *HW
 #undef TSRI_STEP
     }
     float *HWY_RESTRICT sj = s + j * width;
-#define TSRI_FINISH(i)                                                       \
-  if constexpr (i < MR) {                                                    \
-    if constexpr (kAdd) {                                                    \
-      a##i##0 = hn::Add(hn::Load(d, sj + i * width), a##i##0);               \
-      if constexpr (NV > 1)                                                  \
-        a##i##1 = hn::Add(hn::Load(d, sj + i * width + lanes), a##i##1);     \
-      if constexpr (NV > 2)                                                  \
-        a##i##2 = hn::Add(hn::Load(d, sj + i * width + 2 * lanes), a##i##2); \
-    }                                                                        \
-    hn::Store(a##i##0, d, sj + i * width);                             \
-    if constexpr (NV > 1) hn::Store(a##i##1, d, sj + i * width + lanes);     \
-    if constexpr (NV > 2) hn::Store(a##i##2, d, sj + i * width + 2 * lanes); \
-    if constexpr (kMax) {                                              \
-      m0 = RowPolicy::max(m0, a##i##0);                                \
-      if constexpr (NV > 1) m1 = RowPolicy::max(m1, a##i##1);          \
-      if constexpr (NV > 2) m2 = RowPolicy::max(m2, a##i##2);          \
-    }                                                                  \
+#define TSRI_JOIN(x, at) hn::Store(kAdd ? hn::Add(hn::Load(d, sj + (at)), x) : x, d, sj + (at))
+#define TSRI_FINISH(i)                                               \
+  if constexpr (i < MR) {                                            \
+    TSRI_JOIN(a##i##0, i * width);                                   \
+    if constexpr (NV > 1) TSRI_JOIN(a##i##1, i * width + lanes);     \
+    if constexpr (NV > 2) TSRI_JOIN(a##i##2, i * width + 2 * lanes); \
   }
     TSRI_EACH_ROW(TSRI_FINISH)
 #undef TSRI_FINISH
+#undef TSRI_JOIN
   }
 }
 
 // All dims of S^T = K Q^T. Sums over many dims are cut into parts that are added afterwards, which
 // keeps the rounding error of dim 576 near that of dim 128.
-template <int NV, bool kMax>
+template <int NV>
 HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
-                           size_t dim, float *HWY_RESTRICT s, VF &m0, VF &m1, VF &m2) {
+                           size_t dim, float *HWY_RESTRICT s) {
   constexpr size_t kWhole = 128, kPart = 64;
   const size_t width = NV * hn::Lanes(DF());
-  if (dim <= kWhole) return score_part<NV, kMax, false>(k, ld, n, q, dim, s, m0, m1, m2);
-  score_part<NV, false, false>(k, ld, n, q, kPart, s, m0, m1, m2);
-  size_t x = kPart;
-  for (; x + kPart < dim; x += kPart)
-    score_part<NV, false, true>(k + x, ld, n, q + x * width, kPart, s, m0, m1, m2);
-  score_part<NV, kMax, true>(k + x, ld, n, q + x * width, dim - x, s, m0, m1, m2);
+  size_t done = dim <= kWhole ? dim : kPart;
+  score_part<NV, false>(k, ld, n, q, done, s);
+  for (; done < dim; done += kPart)
+    score_part<NV, true>(k + done, ld, n, q + done * width, HWY_MIN(kPart, dim - done), s);
+}
+
+// Maximum over keys of every row, folded into m[width]. Kept out of score_part: with three more live
+// vectors gcc reloads operands of every product. Two chains a vector, because a maximum takes 4 cycles.
+template <int NV>
+HWY_INLINE void max_tile(const float *HWY_RESTRICT s, size_t n, float *HWY_RESTRICT m) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t width = NV * lanes;
+  VF a0 = hn::Load(d, m), a1 = a0, a2 = a0;
+  if constexpr (NV > 1) a1 = hn::Load(d, m + lanes);
+  if constexpr (NV > 2) a2 = hn::Load(d, m + 2 * lanes);
+  VF b0 = a0, b1 = a1, b2 = a2;
+  size_t j = 0;
+  for (; j + 2 <= n; j += 2, s += 2 * width) {
+    a0 = RowPolicy::max(a0, hn::Load(d, s));
+    if constexpr (NV > 1) a1 = RowPolicy::max(a1, hn::Load(d, s + lanes));
+    if constexpr (NV > 2) a2 = RowPolicy::max(a2, hn::Load(d, s + 2 * lanes));
+    b0 = RowPolicy::max(b0, hn::Load(d, s + width));
+    if constexpr (NV > 1) b1 = RowPolicy::max(b1, hn::Load(d, s + width + lanes));
+    if constexpr (NV > 2) b2 = RowPolicy::max(b2, hn::Load(d, s + width + 2 * lanes));
+  }
+  if (j < n) {
+    a0 = RowPolicy::max(a0, hn::Load(d, s));
+    if constexpr (NV > 1) a1 = RowPolicy::max(a1, hn::Load(d, s + lanes));
+    if constexpr (NV > 2) a2 = RowPolicy::max(a2, hn::Load(d, s + 2 * lanes));
+  }
+  hn::Store(RowPolicy::max(a0, b0), d, m);
+  if constexpr (NV > 1) hn::Store(RowPolicy::max(a1, b1), d, m + lanes);
+  if constexpr (NV > 2) hn::Store(RowPolicy::max(a2, b2), d, m + 2 * lanes);
 }
 
 // MR dims of O^T = alpha O^T + V^T P^T over n keys. A tile is summed apart and joins O at the end:
 // rounding errors then grow with the tile and the number of tiles, not with the number of keys.
 template <int NV, int MR>
-HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
-                             const float *HWY_RESTRICT p, float *HWY_RESTRICT o, VF alpha0, VF alpha1,
-                             VF alpha2) {
+static HWY_NOINLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
+                                      const float *HWY_RESTRICT p, float *HWY_RESTRICT o,
+                                      const VF &alpha0, const VF &alpha1, const VF &alpha2) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t width = NV * lanes;
@@ -136,7 +153,7 @@ HWY_INLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
 #undef TSRI_STEP
   }
 #define TSRI_JOIN(x, alpha, at) \
-  hn::Store(hn::Add(Recurrence::rescale(hn::Load(d, o + (at)), alpha), x), d, o + (at))
+  hn::Store(Recurrence::new_sum(hn::Load(d, o + (at)), alpha, x), d, o + (at))
 #define TSRI_FINISH(i)                                                       \
   if constexpr (i < MR) {                                                    \
     TSRI_JOIN(a##i##0, alpha0, i * width);                                   \

@@ -97,6 +97,7 @@ void tsri_ref_block_softmax(tsri_ref_block *block, const tsri_ref_head *head, in
     top = head->sink > m || isnan(head->sink) ? head->sink : m;
     block->max[r] = m;
     block->lse[r] = -INFINITY;
+    block->sink[r] = 0;
     if (top == -INFINITY) { /* an empty row: every p is 0 */
       for (j = 0; j < sk; j++) s[j * R] = 0;
       continue;
@@ -105,8 +106,12 @@ void tsri_ref_block_softmax(tsri_ref_block *block, const tsri_ref_head *head, in
       s[j * R] = block->seen[j] >> r & 1 ? exp(s[j * R] - top) : 0;
       sum += s[j * R];
     }
-    if (call->p->sink) sum += exp(head->sink - top);
+    if (call->p->sink) {
+      block->sink[r] = exp(head->sink - top);
+      sum += block->sink[r];
+    }
     for (j = 0; j < sk; j++) s[j * R] /= sum;
+    block->sink[r] /= sum;
     block->lse[r] = top + log(sum);
   }
 }

@@ -24,6 +24,7 @@ typedef struct tsri_ref_block {
   uint8_t *seen; /* [Sk] bit r: key is allowed for row r */
   double *row;   /* one row of K or V */
   double max[TSRI_REF_ROWS], lse[TSRI_REF_ROWS];
+  double sink[TSRI_REF_ROWS]; /* probability of the sink, 0 without one */
 } tsri_ref_block;
 
 /* Cuts the block's arrays out of ws. */

@@ -5,7 +5,7 @@
 //   D_i = sum_j P_ij dP_ij - dLSE_i  (= dO_i . O_i - dLSE_i, without needing O)
 //   dS_ij = P_ij (dP_ij - D_i)       dBias = dS summed over broadcast axes
 //   dX_ij = scale softcap'(scale q.k) dS_ij;  dQ_i = sum_j dX_ij k_j;  dK_j += dX_ij q_i
-//   dsink = - sum_i p_sink,i D_i     p_sink = exp(sink - LSE)
+//   dsink = - sum_i p_sink,i D_i     p_sink = exp(sink - m) / l
 // Three phases, each output owned by one task and summed in a fixed order: dQ, dK, dV and the
 // sink's partial sums per KV head; dBias per element of its batch and head axes; the sum of the
 // sinks.
@@ -135,7 +135,7 @@ static double sink_part(const grad_block *grad) {
   double sum = 0;
   int r;
   for (r = 0; r < block->rows; r++)
-    if (block->lse[r] != -INFINITY) sum -= exp(block->head.sink - block->lse[r]) * grad->d[r];
+    if (block->lse[r] != -INFINITY) sum -= block->sink[r] * grad->d[r];
   return sum;
 }
 

@@ -19,7 +19,6 @@ bool conform_required(const char *backend, tsr_pass pass, const char *group, tsr
 
 typedef struct conform_count {
   int64_t passed, failed, refused, skipped;
-  bool any_kernel; /* a refusal by one kernel of several is not the backend's */
 } conform_count;
 
 /* tsr_check_fn over a conform_count: counts, applies coverage.def, prints failures. */

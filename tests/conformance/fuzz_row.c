@@ -119,6 +119,9 @@ static void draw_lengths(dice *d, fuzz_row *f) {
   c->packed_k = c->packed_q ? chance(d, 80) : chance(d, 5);
   if (!c->packed_k && chance(d, 20)) c->page_size = PICK(d, 1, 3, 7, 8, 16, 16, 32, 64, 100, 256);
   c->index_i64 = chance(d, 25);
+  /* 0 as a packed bound means that none is known, which pair tensors cannot do with. */
+  if (c->packed_q && c->seq_q == 0) c->seq_q = 1;
+  if (c->packed_k && c->seq_k == 0) c->seq_k = 1;
   if (c->packed_q || c->packed_k) c->lead = chance(d, 20) ? roll(d, 1, 5) : 0;
   draw_side(d, f, true);
   draw_side(d, f, false);

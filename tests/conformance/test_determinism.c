@@ -89,6 +89,7 @@ static int repeat_all(uint32_t passes) {
   return failures;
 }
 
+/* https://github.com/Dao-AILab/flash-attention/issues/2244 */
 Test(determinism, repeated_runs) { cr_assert_eq(repeat_all(TSR_PASS_FORWARD), 0); }
 
 Test(determinism, repeated_runs_backward) {
@@ -152,7 +153,8 @@ Test(determinism, row_independent_of_batch) {
   cr_assert_eq(failures, 0);
 }
 
-/* A left window that reaches past the first key is no window. */
+/* A left window that reaches past the first key is no window:
+ * https://github.com/Dao-AILab/flash-attention/issues/1133. */
 Test(determinism, windows_that_mean_the_same) {
   enum { S = 160 };
   static const int64_t lefts[] = {S - 1, S, S + 1, 10 * S, TSR_UNBOUNDED};

@@ -107,7 +107,8 @@ Test(dropout, mask_is_the_specified_function) {
       check_mask(names[n], d, TSR_PATTERN_BHSD_GAPS);
       check_mask(names[n], d, TSR_PATTERN_TRANSPOSED);
     }
-    tsr_dropout_problem far = {0}; /* offsets of elements past 2^31 */
+    /* Offsets of elements past 2^31: https://github.com/Dao-AILab/flash-attention/issues/1054. */
+    tsr_dropout_problem far = {0};
     far.batch = 1, far.heads = 1, far.seq_q = 3, far.seq_k = 29, far.dropout = 0.1f, far.seed = 4;
     check_mask(names[n], far, TSR_PATTERN_HUGE_SEQ);
     tsr_dropout_problem none = {0};

@@ -161,6 +161,7 @@ static void merge_small(tsr_context *context, tsr_dtype dtype, int parts, const 
   for (i = 0; i < 3; ++i) out->o[i] = (float)tsr_test_load(dtype, result, i);
 }
 
+/* https://github.com/flashinfer-ai/flashinfer/issues/4051: two empty parts gave NaN. */
 Test(merge, parts_without_keys) {
   static const tsr_dtype dtypes[] = {TSR_DTYPE_F32, TSR_DTYPE_F16, TSR_DTYPE_BF16};
   const char *names[16];

@@ -45,7 +45,8 @@ static tsr_case form_of(const tsr_case *row, int which) {
   return form;
 }
 
-/* Sequence b of a result against a run of that sequence alone. */
+/* Sequence b of a result against a run of that sequence alone:
+ * https://github.com/Dao-AILab/flash-attention/issues/2374 and /1745. */
 static bool compare_alone(tsr_context *context, const char *backend, const tsr_inputs *in,
                           const tsr_results *whole) {
   int64_t b, h, i, d;
@@ -139,6 +140,7 @@ Test(varlen, layouts_agree_causal) {
   cr_assert_eq(all_backends(TSR_CAUSAL_BOTTOM_RIGHT, false, 1), 0);
 }
 
+/* ALiBi among them: https://github.com/Dao-AILab/flash-attention/issues/907. */
 Test(varlen, layouts_agree_all_features) {
   cr_assert_eq(all_backends(TSR_CAUSAL_BOTTOM_RIGHT, true, 1), 0);
 }

@@ -205,9 +205,11 @@ void test_score_steps() {
           kernel_check(on == !(out_[i] == -kInf), "mask: key %zu row %zu prefix %d", j, r, (int)prefix);
         }
     }
-    float top[3 * 64] HWY_ALIGN_MAX;
+    HWY_ALIGN_MAX float top[3 * 64];
     for (size_t r = 0; r < width; ++r) top[r] = -kInf;
-    max_tile(in_, n, width, top);
+    if (vectors == 1) max_tile<1>(in_, n, top);
+    if (vectors == 2) max_tile<2>(in_, n, top);
+    if (vectors == 3) max_tile<3>(in_, n, top);
     for (size_t r = 0; r < width; ++r) {
       float want = -kInf;
       for (size_t j = 0; j < n; ++j) want = fmaxf(want, in_[j * width + r]);
@@ -279,11 +281,15 @@ void tile_of(const float *k, int64_t ldk, size_t n, const float *q, size_t dim, 
              int64_t ldv, size_t dim_v, float *s, float *o) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  VF m0 = hn::Set(d, -kInf), m1 = m0, m2 = m0, t0 = m0, t1 = m0, t2 = m0;
-  score_tile<NV, true>(k, ldk, n, q, dim, s, m0, m1, m2);
+  HWY_ALIGN_MAX float m[3 * HWY_MAX_BYTES / sizeof(float)];
+  for (size_t r = 0; r < NV * lanes; ++r) m[r] = -kInf;
+  score_tile<NV>(k, ldk, n, q, dim, s);
+  max_tile<NV>(s, n, m);
   float *at = s + n * NV * lanes;
-  const VF r0 = Recurrence::reference(m0), r1 = NV > 1 ? Recurrence::reference(m1) : r0;
-  const VF r2 = NV > 2 ? Recurrence::reference(m2) : r0;
+  const VF r0 = Recurrence::reference(hn::Load(d, m));
+  const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
+  const VF r2 = NV > 2 ? Recurrence::reference(hn::Load(d, m + 2 * lanes)) : r0;
+  VF t0 = r0, t1 = r0, t2 = r0;
   softmax_tile<NV>(s, n, hn::Set(d, 0.25f), r0, r1, r2, t0, t1, t2);
   const VF a = hn::Set(d, 0.5f);
   for (size_t i = 0; i < dim_v * NV * lanes; ++i) o[i] = 1.0f;

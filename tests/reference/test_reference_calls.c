@@ -90,6 +90,9 @@ Test(merge, is_associative) {
 Test(merge, huge_and_nan_lse) {
   part out = merge((part[]){make_part(1, 1e30f), make_part(5, -1e30f)}, 2);
   cr_expect(out.o[0] == 1 && out.lse == 1e30f);
+  /* ln 2 is lost beside 1e30, the weights are not. */
+  out = merge((part[]){make_part(1, -1e30f), make_part(5, -1e30f)}, 2);
+  cr_expect(out.o[0] == 3 && out.lse == -1e30f);
   out = merge((part[]){make_part(1, 0), make_part(5, NAN)}, 2);
   cr_expect(isnan(out.o[0]) && isnan(out.lse));
 }

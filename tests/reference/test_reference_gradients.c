@@ -174,6 +174,23 @@ Test(gradients, sink_of_empty_rows) {
   check_all(&rig);
 }
 
+/* ln 2 is lost beside a score of 2^60; the halves that key and sink get are not. */
+Test(gradients, sink_of_huge_scores) {
+  ref_rig rig;
+  rig_init(&rig, 1, 1, 1, 1, 1, 1, 1);
+  rig.p.sink = 1;
+  rig_want_gradients(&rig, 0);
+  rig_alloc(&rig);
+  rig.q[0] = rig.k[0] = 0x1p30;
+  rig.sink[0] = 0x1p60f;
+  rig.v[0] = rig.dout[0] = 1;
+  rig_forward(&rig);
+  rig_backward(&rig);
+  cr_expect_eq(rig.o[0], 0.5);
+  cr_expect_eq(rig.dsink[0], -0.25f);
+  rig_free(&rig);
+}
+
 Test(gradients, dropout) {
   ref_rig rig = usual();
   rig.p.dropout = 0.375f;

@@ -180,8 +180,8 @@ static void run_plan(check *c, tsr_setup *setup, tsr_plan *plan) {
 }
 
 /* One backend and kernel; kernel NULL: the dispatcher's choice. quiet: a refusal is no record (a
- * kernel of another dtype among all kernels). */
-static void run_kernel(check *c, const char *kernel, bool quiet) {
+ * kernel of another dtype among all kernels). chosen: NULL, or receives the plan's kernel. */
+static void run_kernel(check *c, const char *kernel, bool quiet, char chosen[128]) {
   char why[TEXT];
   tsr_setup setup;
   tsr_plan *plan = NULL;
@@ -202,26 +202,33 @@ static void run_kernel(check *c, const char *kernel, bool quiet) {
     tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
     info.struct_size = sizeof info;
     if (tsr_plan_describe(plan, pass, &info) == TSR_STATUS_SUCCESS) c->kernel = info.kernel;
+    if (chosen) snprintf(chosen, 128, "%s", c->kernel ? c->kernel : "");
     run_plan(c, &setup, plan);
   }
   tsr_plan_destroy(plan);
   tsr_setup_destroy(&setup);
 }
 
+/* Kernels that dispatch did not choose, by name, except the baseline: it is the yardstick itself. */
+static void run_other_kernels(check *c, const char *chosen) {
+  tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
+  const char *kernel;
+  int32_t k;
+  for (k = 0;
+       (kernel = tsr_backends_kernel(c->options->context, c->backend, pass, k)) != NULL; ++k)
+    if (strcmp(kernel, chosen) != 0 && !strstr(kernel, "naive")) run_kernel(c, kernel, true, NULL);
+}
+
 static void run_backends(check *c) {
   const char *names[BACKENDS_MAX];
   const char *kernel = c->options->kernel;
-  int32_t i, k, count = tsr_check_backends(c->options, names, BACKENDS_MAX);
+  bool all = kernel && strcmp(kernel, "*") == 0;
+  int32_t i, count = tsr_check_backends(c->options, names, BACKENDS_MAX);
   for (i = 0; i < count && i < BACKENDS_MAX; ++i) {
+    char chosen[128] = "";
     c->backend = names[i];
-    if (!kernel || strcmp(kernel, "*") != 0) {
-      run_kernel(c, kernel, false);
-      continue;
-    }
-    tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
-    for (k = 0; (kernel = tsr_backends_kernel(c->options->context, names[i], pass, k)) != NULL; ++k)
-      if (!strstr(kernel, "naive")) run_kernel(c, kernel, true); /* the yardstick itself */
-    kernel = "*";
+    run_kernel(c, all ? NULL : kernel, false, chosen);
+    if (all) run_other_kernels(c, chosen);
   }
 }
 

@@ -46,7 +46,7 @@ typedef void (*tsr_check_fn)(void *user, const tsr_check_record *record);
 typedef struct tsr_check_options {
   tsr_context *context;  /* NULL: the default one */
   const char *backend;   /* NULL: every available backend */
-  const char *kernel;    /* NULL: the dispatcher's choice; "*": every kernel in turn; else one name */
+  const char *kernel;    /* NULL: the dispatcher's choice; "*": that, then every other; else one name */
   const char *name;      /* NULL: all; else only cases whose name contains this text */
   uint32_t dtypes;       /* bits 1 << tsr_dtype; 0: F32, F16 and BF16 */
   uint32_t passes;       /* tsr_pass bits; 0: forward. BACKWARD runs a forward pass first */

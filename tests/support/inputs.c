@@ -294,7 +294,7 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
   }
   if (ok && row->bias) ok = fill_pairs(in, &in->bias, PAIR_BIAS, row->bias_over, 1, 1);
   if (ok && row->mask) ok = fill_pairs(in, &in->mask, PAIR_MASK, row->mask_over, 1, 1);
-  if (ok && row->block_q)
+  if (ok && row->block_q && row->block_k)
     ok = fill_pairs(in, &in->block_mask, PAIR_BLOCK, row->block_over, row->block_q, row->block_k);
   ok = ok && fill_head_values(in) && fill_backward(in);
   if (!ok) tsr_inputs_destroy(in);

@@ -167,8 +167,9 @@ void tsr_buffer_write_row(tsr_buffer *buffer, int64_t b, int64_t h, int64_t s, c
     if (buffer->mark) buffer->mark[offset] = 1;
   }
   if (!buffer->sparse) return;
-  for (d = 0; d < 64 && offset + d < buffer->elements; ++d)
-    tsr_test_poison(buffer->dtype, buffer->block.data, offset + d);
+  int64_t unit = buffer->dtype == TSR_DTYPE_BIT ? 8 : 1; /* elements that are poisoned together */
+  for (d = (offset + unit - 1) / unit; d < offset / unit + 64 && (d + 1) * unit <= buffer->elements; ++d)
+    tsr_test_poison(buffer->dtype, buffer->block.data, d);
 }
 
 void tsr_buffer_read_row(tsr_buffer *buffer, int64_t b, int64_t h, int64_t s, double *row) {

@@ -138,6 +138,12 @@ Test(validate_calls, merge) {
   /* In place: the very memory of one part, or apart from it. */
   GOOD_MERGE(c.o = memory[0]; c.lse = memory[2]);
   BAD_MERGE("o: found memory at", c.o = memory[0] + 4);
+  /* Strides of axes of length 1 are no difference; of longer ones they are. */
+  GOOD_MERGE(c.m.batch = c.m.heads = 1; c.o = memory[0]; c.lse = memory[2];
+             c.m.o.order = c.m.lse.order = TSR_ORDER_STRIDED; c.m.o.stride[2] = 4;
+             c.m.o.stride[3] = 1; c.m.lse.stride[1] = 77; c.m.lse.stride[2] = 1);
+  BAD_MERGE("o: found memory at", c.m.batch = c.m.heads = 1; c.o = memory[0];
+            c.m.o.order = TSR_ORDER_STRIDED; c.m.o.stride[2] = 5; c.m.o.stride[3] = 1);
   BAD_MERGE("o: found memory at", c.o = memory[1]; c.m.o.order = TSR_ORDER_BSHD);
   BAD_MERGE("lse: found memory at", c.lse = memory[3] + 1);
   GOOD_MERGE(c.m.batch = 0; c.o = NULL; c.lse = NULL; c.o_parts[0] = NULL);
@@ -238,6 +244,8 @@ Test(validate_calls, attention) {
                                     &made, &made_args));
   cr_expect_eq(made.lse.dtype, TSR_DTYPE_NONE);
   cr_expect_null(made_args.lse);
+  BAD_CALL("q.shape[1]: found -2, accepted 0 or more", c.q.shape[1] = -2);
+  BAD_CALL("k.shape[1]: found -1, accepted 0 or more", c.k.shape[1] = -1);
   BAD_CALL("k.shape[0]: found 2, accepted 1", c.k.shape[0] = 2);
   BAD_CALL("k.shape[3]: found 5, accepted 4", c.k.shape[3] = 5);
   BAD_CALL("v.shape[1]: found 2, accepted 1", c.v.shape[1] = 2);
