@@ -434,8 +434,7 @@ class BackwardTask {
   template <int NV>
   static HWY_NOINLINE void products(const float *keys, int64_t ld, size_t n, const float *columns,
                                     size_t dim, float *out) {
-    VF unused = hn::Zero(DF());
-    score_tile<NV, false>(keys, ld, n, columns, dim, out, unused, unused, unused);
+    score_tile<NV>(keys, ld, n, columns, dim, out);
   }
 
   template <int NV>

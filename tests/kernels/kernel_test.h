@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "backends/cpu/kernels.h"
+
 // Set by main(); names the target under test in messages.
 extern const char *kernel_test_target;
 extern int64_t kernel_test_checks, kernel_test_failures;
@@ -20,7 +22,10 @@ float kernel_uniform(uint64_t stream, uint64_t index, float lo, float hi);
 // |a - b| in units of the last place of b; 0 when both are NaN, huge when one is.
 double kernel_ulps(float a, double b);
 
-// Tasks of the forward kernel, called for the index-th instruction set.
+// Tasks of every row of kernels.def, called for the index-th instruction set.
 void kernel_test_tasks(int32_t index);
+
+// A whole backward run of one element type.
+void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype);
 
 #endif  // TESSERA_TESTS_KERNELS_KERNEL_TEST_H_

@@ -180,7 +180,7 @@ void same(const Result &a, const Result &b, const char *what) {
                "%s: bits differ", what);
 }
 
-void test_dtype(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
+void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   const tsr_window_kind none = TSR_WINDOW_NONE, corner = TSR_WINDOW_BOTTOM_RIGHT;
   const int64_t far = TSR_UNBOUNDED;
   const Shape shapes[] = {
@@ -225,6 +225,10 @@ void test_dtype(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   }
 }
 
+void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
+  kernel_test_backward(kernels, dtype);
+}
+
 }  // namespace
 
 void kernel_test_tasks(int32_t index) {
@@ -235,7 +239,7 @@ void kernel_test_tasks(int32_t index) {
   }
   kernel_check(strcmp(kernels.target, kernel_test_target) == 0, "%s is not %s", kernels.target,
                kernel_test_target);
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k) test_dtype(kernels, TSR_DTYPE_##TYPE);
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k) test_##op(kernels, TSR_DTYPE_##TYPE);
 #include "backends/cpu/kernels.def"
 #undef TSRI_CPU_KERNEL
 }
