@@ -22,6 +22,9 @@ float kernel_uniform(uint64_t stream, uint64_t index, float lo, float hi);
 // |a - b| in units of the last place of b; 0 when both are NaN, huge when one is.
 double kernel_ulps(float a, double b);
 
+// Pieces of backward, on one of Highway's targets.
+void kernel_test_gradients(int64_t target);
+
 // Tasks of every row of kernels.def, called for the index-th instruction set.
 void kernel_test_tasks(int32_t index);
 
