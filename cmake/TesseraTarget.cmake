@@ -13,7 +13,7 @@ set(_tessera_warnings -Wall -Wextra -Wpedantic -Wshadow -Wpointer-arith -Wwrite-
     # TSR_*_INIT sets struct_size and leaves the rest zero: that is the API's idiom.
     -Wno-missing-field-initializers
     # Messages and names are cut to their buffers on purpose; gcc notices some of them, depending on -O.
-    -Wno-format-truncation)
+    $<$<C_COMPILER_ID:GNU>:-Wno-format-truncation>)
 set(_tessera_warnings_c -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition)
 
 # tessera_target_defaults(<target>)
@@ -38,7 +38,7 @@ function(tessera_target_defaults target)
     target_compile_options(${target} PRIVATE
       -fsanitize=${_list} -fno-sanitize-recover=all -fno-omit-frame-pointer
       # The instrumented code hides assignments from gcc's flow analysis.
-      -Wno-maybe-uninitialized)
+      $<$<C_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     target_link_options(${target} PRIVATE -fsanitize=${_list})
   endif()
 endfunction()

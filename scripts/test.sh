@@ -68,7 +68,8 @@ configure_and_build() {
     >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
   grep -A 9 -e '^-- Tessera ' "$folder.log" || true
   mkdir -p "$folder" && mv "$folder.log" "$folder/configure.log"
-  cmake --build "$folder" --parallel "$jobs" | tail -n 1
+  cmake --build "$folder" --parallel "$jobs" >"$folder/build.log" 2>&1 ||
+    { grep -v '^\[' "$folder/build.log" | head -n 60; fail "$folder: the build failed"; }
 }
 run_ctest() {
   local folder=$1

@@ -52,7 +52,9 @@ class ForwardTask {
     dim_ = static_cast<size_t>(p_.dim_qk);
     dim_v_ = static_cast<size_t>(p_.dim_v);
     scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
-    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE;
+    // Also where the factor of raw scores, scale log2 e, would be no float any more.
+    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE ||
+               scale_ * TSRI_LOG2E > __FLT_MAX__;
     tensor_mask_ = p_.mask.dtype != TSR_DTYPE_NONE || p_.block_mask.dtype != TSR_DTYPE_NONE;
     unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
     locate(task);
@@ -362,10 +364,14 @@ class ForwardTask {
       float *o = s_.o_t + first * dim_v_;
       for (size_t x = 0; x < width; x += lanes_) {
         const VF factor = finish_vector(first + x);
+        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of inf.
+        const auto empty = hn::And(hn::Eq(factor, hn::Zero(d)),
+                                   hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
         for (size_t c = 0; c < dim_v_; ++c) {
           float *at = o + c * width + x;
           // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
-          hn::Store(hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d)), d, at);
+          const VF value = hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d));
+          hn::Store(hn::IfThenZeroElse(empty, value), d, at);
         }
       }
       for (size_t r = 0; r < width; r += kGroup) {
@@ -399,7 +405,9 @@ class ForwardTask {
       lse = Recurrence::log_sum_exp_in(natural, m, l);
     }
     hn::Store(lse, d, s_.l + row);
-    hn::Store(logit, d, s_.m + row);
+    // The running maximum drops NaN, the sum does not: it is NaN after a NaN or a +inf score.
+    const auto lost = hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
+    hn::Store(hn::IfThenElse(lost, l, logit), d, s_.m + row);
     return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
   }
 
