@@ -93,7 +93,10 @@ class ScoreSteps {
  public:
   ScoreSteps(const tsr_resolved &resolved, const tsr_args &args)
       : p_(resolved.p), args_(args), resolved_(resolved) {
-    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE;
+    // Also where the factor of raw scores, scale log2 e, would be no float any more.
+    const double scale = p_.scale < 0 ? -p_.scale : p_.scale;
+    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE ||
+               scale * TSRI_LOG2E > static_cast<double>(__FLT_MAX__);
     tensor_mask_ = p_.mask.dtype != TSR_DTYPE_NONE || p_.block_mask.dtype != TSR_DTYPE_NONE;
   }
 
@@ -102,7 +105,7 @@ class ScoreSteps {
     rule_ = rule;
   }
 
-  // Whether apply() scales: problems with softcap, bias or ALiBi. Others leave dot products.
+  // Whether apply() scales: problems with softcap, bias, ALiBi or a huge scale. Others keep dot products.
   bool natural() const { return natural_; }
   // Whether a tile of this class needs apply().
   bool needed(tsri_tile_class kind) const {
