@@ -18,6 +18,7 @@
 #include "hwy/highway.h"
 
 #include "common/score.h"
+#include "block-inl.h"
 #include "convert-inl.h"
 #include "row_policy-inl.h"
 #include "score-inl.h"
@@ -36,15 +37,10 @@ struct Block {
   size_t keys;
 };
 
-struct Operand {  // keys of K or V, float32, last stride 1
-  const float *data;
-  int64_t ld;
-};
-
 class ForwardTask {
  public:
   ForwardTask(const tsri_cpu_forward &job, int64_t task, int32_t worker)
-      : job_(job), p_(job.problem->p), args_(*job.args) {
+      : job_(job), p_(job.problem->p), args_(*job.args), steps_(*job.problem, *job.args) {
     tsri_workspace ws = {job.scratch + worker * job.scratch_bytes, 0};
     s_ = tsri_cpu_scratch_take(&ws, &p_, &job.tiles);
     line_ = static_cast<size_t>(tsri_cpu_line_width(&p_, &job.tiles));
@@ -52,10 +48,7 @@ class ForwardTask {
     dim_ = static_cast<size_t>(p_.dim_qk);
     dim_v_ = static_cast<size_t>(p_.dim_v);
     scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
-    // Also where the factor of raw scores, scale log2 e, would be no float any more.
-    natural_ = p_.softcap > 0 || p_.bias.dtype != TSR_DTYPE_NONE || p_.alibi != TSR_ALIBI_NONE ||
-               scale_ * TSRI_LOG2E > __FLT_MAX__;
-    tensor_mask_ = p_.mask.dtype != TSR_DTYPE_NONE || p_.block_mask.dtype != TSR_DTYPE_NONE;
+    natural_ = steps_.natural();
     unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
     locate(task);
   }
@@ -91,6 +84,7 @@ class ForwardTask {
     }
     seq_ = tsri_sequence_of(&p_, &args_, b_);
     rule_ = tsri_sequence_rule(&p_, &seq_);
+    steps_.start_sequence(b_, rule_);
     const int64_t group = job_.problem->group;
     const int64_t all = seq_.q.len * group, size = job_.tiles.rows;
     const int64_t tiles = (all + size - 1) / size;
@@ -154,69 +148,31 @@ class ForwardTask {
     return line;
   }
 
-  // Keys [key, key + n) of K or V: in place if they are float32 rows at one distance, else converted
-  // and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them would fall
-  // into at most four sets of L1.
-  Operand operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
-                  float *buffer) {
-    const int64_t row = seq_.k.begin + key, count = static_cast<int64_t>(n);
-    const int64_t *stride = layout.stride;
-    if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 && (stride[2] % 256 != 0 || n < 16) &&
-        tsri_kv_run(&job_.pages, row, count) == count) {
-      return {static_cast<const float *>(base) + tsri_kv_offset(&job_.pages, stride, b_, g_, row),
-              stride[2]};
-    }
-    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
-    for (int64_t r = 0; r < count;) {
-      const int64_t run = tsri_kv_run(&job_.pages, row + r, count - r);
-      const int64_t at = tsri_kv_offset(&job_.pages, stride, b_, g_, row + r);
-      if (stride[3] != 1 && stride[2] == 1) {  // a transposed view: its lines are the columns
-        for (size_t x = 0; x < dim; ++x) {
-          load_row_any(layout.dtype, base, at + static_cast<int64_t>(x) * stride[3], 1,
-                       static_cast<size_t>(run), s_.lines);
-          for (int64_t t = 0; t < run; ++t)
-            buffer[static_cast<size_t>(r + t) * ld + x] = s_.lines[t];
-        }
-      } else {
-        for (int64_t t = 0; t < run; ++t)
-          load_row_any(layout.dtype, base, at + t * stride[2], stride[3], dim,
-                       buffer + static_cast<size_t>(r + t) * ld);
-      }
-      r += run;
-    }
-    return {buffer, static_cast<int64_t>(ld)};
-  }
-
-  // Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8
-  // from `begin`, which is one of 4 from key 0, as dropout_tile needs.
-  static void trim(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key, size_t *keys) {
-    const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
-    int64_t start = begin;
-    if (begin >= seen.prefix && seen.lo > begin) start = begin + (seen.lo - begin) / 8 * 8;
-    *key = start;
-    *keys = stop > start ? static_cast<size_t>(stop - start) : 0;
+  Keys operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
+               float *buffer) const {
+    return load_keys(job_.pages, layout, base, dim, b_, g_, seq_.k.begin + key, n, buffer, s_.lines);
   }
 
   // Folds keys [begin, end) into every block that sees some of them.
   void step_keys(const tsri_mask_row &seen, int64_t begin, int64_t end) {
     int64_t key;
     size_t keys;
-    trim(seen, begin, end, &key, &keys);
+    trim_keys(seen, begin, end, &key, &keys);
     if (keys == 0) return;
-    const Operand k = operand(p_.k, args_.k, dim_, key, keys, s_.k);
-    const Operand v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v);
+    const Keys k = operand(p_.k, args_.k, dim_, key, keys, s_.k);
+    const Keys v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v);
     Block block;
     for (block.first = 0; block.first < rows_; block.first += block.width) {
       block.width = block_lanes(block.first);
       block.live = HWY_MIN(block.width, rows_ - block.first);
       const int64_t i0 = s_.query[block.first], i1 = s_.query[block.first + block.live - 1] + 1;
-      trim(tsri_mask_rows_of(&rule_, i0, i1), begin, end, &block.key, &block.keys);
+      trim_keys(tsri_mask_rows_of(&rule_, i0, i1), begin, end, &block.key, &block.keys);
       if (block.keys == 0) continue;
       const tsri_tile_class kind = tsri_mask_tile_class(
           &rule_, i0, i1, block.key, block.key + static_cast<int64_t>(block.keys));
       if (kind == TSRI_TILE_SKIP) continue;
-      const Operand kb = {k.data + (block.key - key) * k.ld, k.ld};
-      const Operand vb = {v.data + (block.key - key) * v.ld, v.ld};
+      const Keys kb = {k.data + (block.key - key) * k.ld, k.ld};
+      const Keys vb = {v.data + (block.key - key) * v.ld, v.ld};
       const size_t vectors = block.width / lanes_;
       if (vectors == 3)
         fold<3>(block, kb, vb, kind);
@@ -229,7 +185,7 @@ class ForwardTask {
 
   // One block, one step.
   template <int NV>
-  HWY_NOINLINE void fold(const Block &block, const Operand &k, const Operand &v,
+  HWY_NOINLINE void fold(const Block &block, const Keys &k, const Keys &v,
                          tsri_tile_class kind) {
     const DF d;
     const size_t n = block.keys, lanes = lanes_;
@@ -239,8 +195,7 @@ class ForwardTask {
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
     score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
-    if (kind != TSRI_TILE_FULL || natural_ || tensor_mask_)
-      if (!finish_scores(block, kind)) return;
+    if (steps_.needed(kind) && !finish_scores(block, kind)) return;
     max_tile<NV>(s_.s_t, n, m);
     const VF r0 = Recurrence::reference(hn::Load(d, m));
     const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
@@ -254,106 +209,26 @@ class ForwardTask {
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
     if (NV > 2) hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
-    if (p_.dropout > 0) drop(block);
+    if (p_.dropout > 0) steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
+  }
+
+  ScoreTile score_tile_of(const Block &block) const {
+    ScoreTile t;
+    t.query = s_.query + block.first, t.head = s_.head + block.first;
+    t.from = s_.from + block.first, t.to = s_.to + block.first, t.slope = s_.slope + block.first;
+    t.width = block.width, t.key = block.key, t.keys = block.keys;
+    t.s = s_.s_t, t.term = s_.term, t.bias = s_.bias;
+    t.lines = s_.lines, t.line = line_;
+    t.lo = s_.lo, t.hi = s_.hi;
+    return t;
   }
 
   // The score steps on S^T of a block. False: no key is allowed for any row.
   HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
-    const size_t n = block.keys, width = block.width, count = n * width;
-    float *s = s_.s_t;
-    size_t ones = count;
-    if (tensor_mask_) ones = load_mask(block);
-    if (ones == 0) return false;
-    apply_terms(block);
-    if (ones < count) mask_tile(s, s_.term, count);
-    if (kind == TSRI_TILE_EDGE) {
-      const int64_t most = static_cast<int64_t>(n);
-      for (size_t r = 0; r < width; ++r) {
-        s_.lo[r] = static_cast<int32_t>(tsri_clamp(s_.from[block.first + r] - block.key, 0, most));
-        s_.hi[r] = static_cast<int32_t>(tsri_clamp(s_.to[block.first + r] - block.key, 0, most));
-      }
-      interval_tile(s, n, width,
-                    static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo, s_.hi);
-    }
-    return true;
-  }
-
-  // Scale, softcap, bias and ALiBi; nothing if there is but the scale, which waits until the softmax.
-  void apply_terms(const Block &block) {
-    const size_t n = block.keys, width = block.width;
-    float *s = s_.s_t;
-    if (!natural_) return;
-    scale_tile(s, n * width, scale_);
-    if (p_.softcap > 0) softcap_tile(s, n * width, p_.softcap);
-    if (p_.bias.dtype != TSR_DTYPE_NONE) {
-      load_bias(block);
-      add_tile(s, s_.bias, n * width);
-    }
-    if (p_.alibi != TSR_ALIBI_NONE) {
-      for (size_t r = 0; r < width; ++r)
-        s_.lo[r] = static_cast<int32_t>(s_.query[block.first + r] + rule_.sk - rule_.sq - block.key);
-      alibi_tile(s, n, width, s_.slope + block.first, s_.lo);
-    }
-  }
-
-  void load_bias(const Block &block) {
-    const tsr_layout &bias = p_.bias;
-    for (size_t r = 0; r < block.width; r += kGroup) {
-      const float *lines[kGroup];
-      int64_t last = -1;
-      for (size_t t = 0; t < kGroup; ++t) {
-        const size_t row = block.first + r + t;
-        const int64_t at =
-            tsri_pair_offset(bias.stride, b_, s_.head[row], s_.query[row], block.key);
-        lines[t] = s_.lines + t * line_;
-        if (t > 0 && at == last)
-          lines[t] = lines[t - 1];
-        else
-          bias_line(bias, args_.bias, at, block.keys, s_.lines + t * line_);
-        last = at;
-      }
-      rows_to_columns(lines, block.keys, s_.bias + r, block.width);
-    }
-  }
-
-  // Mask and block mask into term; returns the number of allowed elements.
-  size_t load_mask(const Block &block) {
-    size_t ones = 0;
-    for (size_t r = 0; r < block.width; r += kGroup) {
-      const float *lines[kGroup];
-      for (size_t t = 0; t < kGroup; ++t) {
-        const size_t row = block.first + r + t;
-        float *line = s_.lines + t * line_;
-        lines[t] = line;
-        if (p_.mask.dtype != TSR_DTYPE_NONE) {
-          ones += mask_line(p_.mask, args_.mask,
-                            tsri_pair_offset(p_.mask.stride, b_, s_.head[row], s_.query[row], block.key),
-                            block.keys, line);
-        } else {
-          for (size_t j = 0; j < block.keys; ++j) line[j] = 1.0f;
-          ones += block.keys;
-        }
-        if (p_.block_mask.dtype != TSR_DTYPE_NONE) {
-          const int64_t at = tsri_pair_offset(p_.block_mask.stride, b_, s_.head[row],
-                                              s_.query[row] / p_.block_q, 0);
-          ones -= block_mask_line(p_.block_mask, args_.block_mask, at, p_.block_k, block.key,
-                                  block.keys, line);
-        }
-      }
-      rows_to_columns(lines, block.keys, s_.term + r, block.width);
-    }
-    return ones;
-  }
-
-  HWY_NOINLINE void drop(const Block &block) {
-    uint32_t *query = reinterpret_cast<uint32_t *>(s_.lo), *head = reinterpret_cast<uint32_t *>(s_.hi);
-    for (size_t r = 0; r < block.width; ++r) {
-      query[r] = static_cast<uint32_t>(s_.query[block.first + r]);
-      head[r] = static_cast<uint32_t>(b_ * p_.heads_q + s_.head[block.first + r]);
-    }
-    dropout_tile(s_.s_t, block.keys, block.width, block.key, query, head, job_.drop_key,
-                 job_.problem->drop_threshold, job_.problem->keep_scale);
+    const auto cap = [this](float *s, size_t count)
+                         HWY_ATTR { softcap_tile(s, count, p_.softcap); };
+    return steps_.apply(score_tile_of(block), kind, scale_, cap);
   }
 
   // Divides by l, and writes O, LSE and the maxima. LSE replaces l, the natural maximum replaces m.
@@ -419,12 +294,12 @@ class ForwardTask {
   const tsri_cpu_forward &job_;
   const tsr_problem &p_;
   const tsr_args &args_;
+  ScoreSteps steps_;
   tsri_cpu_scratch s_;
   size_t line_, lanes_, dim_, dim_v_;
   float scale_;       // magnitude; the sign goes into Q^T
   bool natural_;      // scores get softcap, bias or ALiBi, so they are scaled first; else they are
   float unit_;        //   dot products, and unit_ times a difference of scores is in base two
-  bool tensor_mask_;  // mask or block mask
   int64_t b_, g_;
   tsri_sequence seq_;
   tsri_mask_rule rule_;
