@@ -7,8 +7,8 @@
 // does S^T = K Q^T, the score steps it needs, one step of the recurrence, and O^T += V^T P^T.
 //
 // A row's bits depend on its own inputs and on where the key steps are cut (multiples of tiles.keys
-// from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes are
-// independent, and every sum runs over its index in order.
+// from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes
+// are independent, and every sum runs over its index in order.
 #include "kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -66,7 +66,8 @@ class ForwardTask {
     const tsri_mask_row seen = tsri_mask_rows_of(&rule_, s_.query[0], s_.query[last] + 1);
     const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
     for (int64_t j = 0; j < end; j += step) {
-      // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped over.
+      // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped
+      // over.
       if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
       step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
     }
@@ -146,17 +147,16 @@ class ForwardTask {
       memset(line, 0, dim_ * sizeof(float));
       return line;
     }
-    const int64_t at =
-        tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
+    const int64_t at = tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
     if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
       return static_cast<const float *>(args_.q) + at;
     load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
     return line;
   }
 
-  // Keys [key, key + n) of K or V: in place if they are float32 rows at one distance, else converted
-  // and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them would fall
-  // into at most four sets of L1.
+  // Keys [key, key + n) of K or V: in place if they are float32 rows at one distance, else
+  // converted and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of
+  // them would fall into at most four sets of L1.
   Operand operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
                   float *buffer) {
     const int64_t row = seq_.k.begin + key, count = static_cast<int64_t>(n);
@@ -187,9 +187,10 @@ class ForwardTask {
     return {buffer, static_cast<int64_t>(ld)};
   }
 
-  // Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8
-  // from `begin`, which is one of 4 from key 0, as dropout_tile needs.
-  static void trim(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key, size_t *keys) {
+  // Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of
+  // 8 from `begin`, which is one of 4 from key 0, as dropout_tile needs.
+  static void trim(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
+                   size_t *keys) {
     const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
     int64_t start = begin;
     if (begin >= seen.prefix && seen.lo > begin) start = begin + (seen.lo - begin) / 8 * 8;
@@ -253,7 +254,8 @@ class ForwardTask {
     const VF a2 = Recurrence::correction_in(unit, old2, r2);
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
-    if (NV > 2) hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
+    if (NV > 2)
+      hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) drop(block);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
@@ -274,12 +276,14 @@ class ForwardTask {
         s_.hi[r] = static_cast<int32_t>(tsri_clamp(s_.to[block.first + r] - block.key, 0, most));
       }
       interval_tile(s, n, width,
-                    static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo, s_.hi);
+                    static_cast<int32_t>(tsri_clamp(rule_.prefix - block.key, 0, most)), s_.lo,
+                    s_.hi);
     }
     return true;
   }
 
-  // Scale, softcap, bias and ALiBi; nothing if there is but the scale, which waits until the softmax.
+  // Scale, softcap, bias and ALiBi; nothing if there is but the scale, which waits until the
+  // softmax.
   void apply_terms(const Block &block) {
     const size_t n = block.keys, width = block.width;
     float *s = s_.s_t;
@@ -292,7 +296,8 @@ class ForwardTask {
     }
     if (p_.alibi != TSR_ALIBI_NONE) {
       for (size_t r = 0; r < width; ++r)
-        s_.lo[r] = static_cast<int32_t>(s_.query[block.first + r] + rule_.sk - rule_.sq - block.key);
+        s_.lo[r] =
+            static_cast<int32_t>(s_.query[block.first + r] + rule_.sk - rule_.sq - block.key);
       alibi_tile(s, n, width, s_.slope + block.first, s_.lo);
     }
   }
@@ -327,9 +332,10 @@ class ForwardTask {
         float *line = s_.lines + t * line_;
         lines[t] = line;
         if (p_.mask.dtype != TSR_DTYPE_NONE) {
-          ones += mask_line(p_.mask, args_.mask,
-                            tsri_pair_offset(p_.mask.stride, b_, s_.head[row], s_.query[row], block.key),
-                            block.keys, line);
+          ones += mask_line(
+              p_.mask, args_.mask,
+              tsri_pair_offset(p_.mask.stride, b_, s_.head[row], s_.query[row], block.key),
+              block.keys, line);
         } else {
           for (size_t j = 0; j < block.keys; ++j) line[j] = 1.0f;
           ones += block.keys;
@@ -347,7 +353,8 @@ class ForwardTask {
   }
 
   HWY_NOINLINE void drop(const Block &block) {
-    uint32_t *query = reinterpret_cast<uint32_t *>(s_.lo), *head = reinterpret_cast<uint32_t *>(s_.hi);
+    uint32_t *query = reinterpret_cast<uint32_t *>(s_.lo),
+             *head = reinterpret_cast<uint32_t *>(s_.hi);
     for (size_t r = 0; r < block.width; ++r) {
       query[r] = static_cast<uint32_t>(s_.query[block.first + r]);
       head[r] = static_cast<uint32_t>(b_ * p_.heads_q + s_.head[block.first + r]);
@@ -364,9 +371,11 @@ class ForwardTask {
       float *o = s_.o_t + first * dim_v_;
       for (size_t x = 0; x < width; x += lanes_) {
         const VF factor = finish_vector(first + x);
-        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of inf.
-        const auto empty = hn::And(hn::Eq(factor, hn::Zero(d)),
-                                   hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
+        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of
+        // inf.
+        const auto empty =
+            hn::And(hn::Eq(factor, hn::Zero(d)),
+                    hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
         for (size_t c = 0; c < dim_v_; ++c) {
           float *at = o + c * width + x;
           // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
@@ -406,7 +415,8 @@ class ForwardTask {
     }
     hn::Store(lse, d, s_.l + row);
     // The running maximum drops NaN, the sum does not: it is NaN after a NaN or a +inf score.
-    const auto lost = hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
+    const auto lost =
+        hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
     hn::Store(hn::IfThenElse(lost, l, logit), d, s_.m + row);
     return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
   }
@@ -442,7 +452,7 @@ void forward(const tsri_cpu_forward *job, int64_t task, int32_t worker) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "targets.h"
+  #include "targets.h"
 namespace tessera {
 HWY_EXPORT(forward);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C face of the Highway sources: what a worker needs to compute one tile of rows, and one table of
- * functions per instruction set. Nothing here knows Highway. Filled by forward.c, called through the
- * table that tsri_cpu_kernels_find returned. */
+ * The C face of the Highway sources: what a worker needs to compute one tile of rows, and one table
+ * of functions per instruction set. Nothing here knows Highway. Filled by forward.c, called through
+ * the table that tsri_cpu_kernels_find returned. */
 #ifndef TESSERA_CPU_KERNELS_H_
 #define TESSERA_CPU_KERNELS_H_
 
@@ -26,7 +26,8 @@ typedef struct tsri_cpu_tiles {
   int64_t lanes; /* floats per vector */
 } tsri_cpu_tiles;
 
-/* Temporary memory of one worker; widths in floats. A "row" is a pair (query, head of the group). */
+/* Temporary memory of one worker; widths in floats. A "row" is a pair (query, head of the group).
+ */
 typedef struct tsri_cpu_scratch {
   float *q_t;            /* [dim_qk][rows], in blocks of rows */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
@@ -124,8 +125,8 @@ typedef struct tsri_cpu_kernels {
   void (*keep)(const tsri_cpu_keep *job, int64_t index);
 } tsri_cpu_kernels;
 
-/* The index-th instruction set that this build has and this processor can run, best first; 0 past the
- * last one. */
+/* The index-th instruction set that this build has and this processor can run, best first; 0 past
+ * the last one. */
 int tsri_cpu_kernels_at(int32_t index, tsri_cpu_kernels *kernels);
 
 /* The one of that name (letter case ignored), or the best one for NULL; 0 if there is none such. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The little that a kernel test needs: counted checks that say where they failed, and numbers that are
-// the same in every run. Shared by the files of test_cpu_kernels.
+// The little that a kernel test needs: counted checks that say where they failed, and numbers that
+// are the same in every run. Shared by the files of test_cpu_kernels.
 #ifndef TESSERA_TESTS_KERNELS_KERNEL_TEST_H_
 #define TESSERA_TESTS_KERNELS_KERNEL_TEST_H_
 
@@ -20,7 +20,10 @@ float kernel_uniform(uint64_t stream, uint64_t index, float lo, float hi);
 // |a - b| in units of the last place of b; 0 when both are NaN, huge when one is.
 double kernel_ulps(float a, double b);
 
-// Tasks of the forward kernel, called for the index-th instruction set.
+// Single lanes, on one of Highway's targets.
+void kernel_test_lanes(int64_t target);
+
+// Tasks of the forward kernel, on the index-th instruction set.
 void kernel_test_tasks(int32_t index);
 
 #endif  // TESSERA_TESTS_KERNELS_KERNEL_TEST_H_
