@@ -11,6 +11,18 @@
 set(TESSERA_TEST_LABELS unit reference kernels conformance fuzz cli example abi install lint
     threads slow)
 
+# LLVM's OpenMP runtime tells the thread sanitizer about its forks, joins and barriers through a tool that
+# it finds only by name; without it every parallel region ends in a false report. gcc's has no such tool.
+if(TESSERA_BUILD_TESTS AND "thread" IN_LIST TESSERA_SANITIZE)
+  if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "TESSERA_SANITIZE=thread: tests need clang and its OpenMP runtime, found ${CMAKE_C_COMPILER_ID}")
+  endif()
+  find_package(OpenMP REQUIRED COMPONENTS C)
+  get_filename_component(_omp_folder "${OpenMP_omp_LIBRARY}" DIRECTORY)
+  find_file(TESSERA_ARCHER libarcher.so HINTS "${_omp_folder}" REQUIRED)
+  mark_as_advanced(TESSERA_ARCHER)
+endif()
+
 # tessera_add_test(NAME <name> SOURCES <file>... LABELS <label>... [LIBS <target>...]
 #                  [INTERNAL [BACKENDS <name>...]] [PLAIN] [ARGS <arg>...] [ENVIRONMENT <VAR=value>...]
 #                  [TIMEOUT <seconds>])
@@ -80,6 +92,9 @@ function(tessera_test_properties test)
     "ASAN_OPTIONS=abort_on_error=0:allocator_may_return_null=1"
     "UBSAN_OPTIONS=print_stacktrace=1"
     "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1")
+  if(TESSERA_ARCHER)
+    list(APPEND _environment "OMP_TOOL_LIBRARIES=${TESSERA_ARCHER}")
+  endif()
   set_property(TEST ${test} APPEND PROPERTY FAIL_REGULAR_EXPRESSION
     "ERROR: [A-Za-z]+Sanitizer" "WARNING: ThreadSanitizer" "runtime error: ")
   # Tests choose backends and kernels themselves; the caller's environment must not.

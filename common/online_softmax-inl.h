@@ -99,8 +99,16 @@ struct OnlineSoftmax {
   // Merge of partial results given by their natural LSE: weight of a part against the largest LSE.
   // A part equal to the largest weighs exactly 1, an empty one exactly 0, so that merging with empty
   // parts changes nothing.
+  // The factor log2 e comes in two parts: far below the largest, where a large sink puts every key,
+  // the rounding of one product would be an error of |lse - largest| / 2 units of the result.
   static TSRI_FORCE_INLINE V weight(V lse, V largest) {
-    return P::exp2(P::mul(P::sub(lse, reference(largest)), P::set(1.44269504088896341f)));
+    const V zero = P::set(0.0f), x = P::sub(lse, reference(largest));
+    const V factor = P::set(1.44269502162933349609f);
+    const V y = P::mul(x, factor);
+    const V rest = P::mul_add(x, P::set(1.92596299112661746887e-8f),
+                              P::mul_add(x, factor, P::sub(zero, y)));
+    const V e = P::exp2(y);
+    return P::select_eq(e, zero, zero, P::mul_add(e, P::mul(rest, P::set(0.693147180559945309f)), e));
   }
 
   // LSE of the merged result from the largest LSE and the sum of weights (0: all parts empty).

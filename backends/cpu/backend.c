@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the way
-// from the dispatcher to forward.c, backward.c, merge and keep-mask kernels. Kernel choice inside the backend is
-// one row of kernels.def per element type; the instruction set is the context's, chosen at probe.
+// The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the
+// way from the dispatcher to forward.c, backward.c, merge and keep-mask kernels. Kernel choice
+// inside the backend is one row of kernels.def per element type; the instruction set is the
+// context's, chosen at probe.
 #include <stdio.h>
 #include <string.h>
 
@@ -30,22 +31,24 @@ typedef struct cpu_kernel {
 enum { cpu_pass_fwd = TSR_PASS_FORWARD, cpu_pass_bwd = TSR_PASS_BACKWARD };
 
 static const cpu_kernel cpu_kernels[] = {
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                     \
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                           \
   {{#op "_" #type "_" #tier "_" #mask "__cpu_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
-   TSR_DTYPE_##TYPE, q, k},
+   TSR_DTYPE_##TYPE,                                                                \
+   q,                                                                               \
+   k},
 #include "kernels.def"
 #undef TSRI_CPU_KERNEL
 };
 enum { cpu_kernel_count = sizeof cpu_kernels / sizeof cpu_kernels[0] };
 
 /* What the kernels honour, each what concerns its pass. */
-#define CPU_FEATURES                                                                               \
-  (TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_MASK |               \
-   TSR_FEATURE_BLOCK_MASK | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |           \
-   TSR_FEATURE_SINK | TSR_FEATURE_DROPOUT | TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED |       \
-   TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED | TSR_FEATURE_MAX_LOGIT |                          \
-   TSR_FEATURE_DLSE | TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE |             \
-   TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT | TSR_FEATURE_STRIDED_LAST)
+#define CPU_FEATURES                                                                            \
+  (TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_MASK |            \
+   TSR_FEATURE_BLOCK_MASK | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |        \
+   TSR_FEATURE_SINK | TSR_FEATURE_DROPOUT | TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED |    \
+   TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_DLSE |    \
+   TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE | TSR_FEATURE_DETERMINISTIC | \
+   TSR_FEATURE_BATCH_INVARIANT | TSR_FEATURE_STRIDED_LAST)
 
 /* A plan of either pass. */
 typedef struct cpu_plan {
@@ -128,15 +131,9 @@ static tsr_status cpu_kernel_info(void *state, int32_t index, tsr_kernel_info *i
   return TSR_STATUS_SUCCESS;
 }
 
-static const char *feature_name(uint32_t bit) {
-  switch (bit) {
-    case TSR_FEATURE_SCALES: return "scales of 8-bit tensors";
-    case TSR_FEATURE_PAGED: return "paged K and V";
-    default: return "a feature this backend does not know";
-  }
+static const char *dtype_name(tsr_dtype dtype) {
+  return tsri_dtype_describe(dtype).name;
 }
-
-static const char *dtype_name(tsr_dtype dtype) { return tsri_dtype_describe(dtype).name; }
 
 static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_resolved *problem) {
   const cpu_kernel *k = &cpu_kernels[kernel];
@@ -172,8 +169,10 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
     return TSR_STATUS_NOT_SUPPORTED;
   }
   if (unknown) {
-    snprintf(reason->text, sizeof reason->text, "%s (feature bit 0x%x)",
-             feature_name(unknown & (~unknown + 1)), unknown & (~unknown + 1));
+    snprintf(reason->text, sizeof reason->text, "the problem uses %s (feature bits 0x%x)",
+             unknown & TSR_FEATURE_SCALES ? "scales of 8-bit tensors"
+                                          : "a feature this backend does not know",
+             (unsigned)unknown);
     return TSR_STATUS_NOT_SUPPORTED;
   }
   plan = make_plan(state, kernel, problem);
@@ -236,7 +235,8 @@ static void row_task(void *arg, int64_t index, int32_t worker) {
 }
 
 /* length: elements of a row; tasks get about 16384 of them. */
-static tsr_status run_rows(const cpu_state *state, row_job *job, int64_t length, tsr_reason *reason) {
+static tsr_status run_rows(const cpu_state *state, row_job *job, int64_t length,
+                           tsr_reason *reason) {
   job->kernels = &state->kernels;
   job->step = 16384 / (length + 1) + 1;
   if (tsri_cpu_run(&state->runner, row_task, job, (job->rows + job->step - 1) / job->step) == 0)
@@ -279,10 +279,24 @@ static tsr_status cpu_dropout_mask(void *opaque, int32_t device, const tsr_dropo
 }
 
 static const tsr_backend cpu_backend = {
-    sizeof(tsr_backend), TSR_BACKEND_ABI,  "cpu",           TSR_DEVICE_HOST,  0,
-    cpu_probe,           cpu_close,        cpu_device_count, cpu_device_info, cpu_kernel_info,
-    cpu_supports,        cpu_plan_create,  cpu_plan_destroy, cpu_run,         cpu_merge,
+    sizeof(tsr_backend),
+    TSR_BACKEND_ABI,
+    "cpu",
+    TSR_DEVICE_HOST,
+    0,
+    cpu_probe,
+    cpu_close,
+    cpu_device_count,
+    cpu_device_info,
+    cpu_kernel_info,
+    cpu_supports,
+    cpu_plan_create,
+    cpu_plan_destroy,
+    cpu_run,
+    cpu_merge,
     cpu_dropout_mask,
 };
 
-TSR_BACKEND_ENTRY(cpu) { return host_abi == TSR_BACKEND_ABI ? &cpu_backend : NULL; }
+TSR_BACKEND_ENTRY(cpu) {
+  return host_abi == TSR_BACKEND_ABI ? &cpu_backend : NULL;
+}

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass above its kernels. Keys are cut into chunks, a key task each: dK and dV of a chunk
-// belong to its task, dQ is left as one share per chunk and summed in order afterwards. Shares cost
-// memory, so there are only as many chunks as make 32 tasks, at most 16: the workspace stays linear in the
-// lengths. The number depends on the problem alone, never on threads, so results do not either.
+// The backward pass above its kernels. Keys are cut into chunks, a key task each: dK and dV of a
+// chunk belong to its task, dQ is left as one share per chunk and summed in order afterwards.
+// Shares cost memory, so there are only as many chunks as make 32 tasks, at most 16: the workspace
+// stays linear in the lengths. The number depends on the problem alone, never on threads, so
+// results do not either.
 //
-// Phases of a run, each a parallel loop: facts of all rows; zeros into dBias; key tasks; dQ; what dBias and
-// dSink still need; zeros into rows that no sequence uses.
+// Phases of a run, each a parallel loop: facts of all rows; zeros into dBias; key tasks; dQ; what
+// dBias and dSink still need; zeros into rows that no sequence uses.
 #include "backward.h"
 
 #include <math.h>
@@ -17,13 +18,27 @@
 #include "common/dtype.h"
 #include "forward.h"
 
-enum { most_chunks = 16, wanted_tasks = 32, invariant_chunks = 8, least_chunk = 512, whole_keys = 512 };
+enum {
+  most_chunks = 16,
+  wanted_tasks = 32,
+  invariant_chunks = 8,
+  least_chunk = 512,
+  whole_keys = 512
+};
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t min64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+static int64_t max64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+static int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
-static int wanted(const tsr_layout *layout) { return layout->dtype != TSR_DTYPE_NONE; }
+static int wanted(const tsr_layout *layout) {
+  return layout->dtype != TSR_DTYPE_NONE;
+}
 
 /* Whether dS is needed, which anything but dV and dSink is made of. */
 static int wants_scores(const tsr_problem *p) {
@@ -70,8 +85,7 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
 
 /* Chunks of any sequence, at most. */
 static int64_t chunk_bound(const tsri_cpu_backward_plan *plan) {
-  return min64(plan->tiles.most_chunks,
-               ceil_div(plan->problem->p.seq_k, plan->tiles.least_keys));
+  return min64(plan->tiles.most_chunks, ceil_div(plan->problem->p.seq_k, plan->tiles.least_keys));
 }
 
 /* Padded rows of all KV heads, at most. */
@@ -100,8 +114,9 @@ static void dbias_shape(const tsr_problem *p, int64_t shape[4]) {
 
 static int dbias_summed(const tsr_problem *p) {
   const int64_t *stride = p->dbias.stride;
-  return wanted(&p->dbias) && ((stride[0] == 0 && p->batch > 1) || (stride[1] == 0 && p->heads_q > 1) ||
-                               (stride[2] == 0 && p->seq_q > 1) || (stride[3] == 0 && p->seq_k > 1));
+  return wanted(&p->dbias) &&
+         ((stride[0] == 0 && p->batch > 1) || (stride[1] == 0 && p->heads_q > 1) ||
+          (stride[2] == 0 && p->seq_q > 1) || (stride[3] == 0 && p->seq_k > 1));
 }
 
 /* Floats of the sums of a 16-bit dBias. */
@@ -138,7 +153,8 @@ static void dbias_clear(void *arg, int64_t index, int32_t worker) {
   for (i = 0; i < shape[2]; ++i)
     for (j = 0; j < shape[3]; ++j)
       tsri_store_f32(p->dbias.dtype, job->args->dbias,
-                     tsri_pair_offset(p->dbias.stride, index / shape[1], index % shape[1], i, j), 0.0f);
+                     tsri_pair_offset(p->dbias.stride, index / shape[1], index % shape[1], i, j),
+                     0.0f);
 }
 
 /* Index (b, h) of dBias: sums in workspace to the output. */
@@ -182,7 +198,8 @@ static void dbias_prepare(const tsri_cpu_backward_plan *plan, const tsr_args *ar
   }
   if (stride[0] == 0) job->owners_b = 1;
   if (stride[1] == 0) job->owners_g = 1;
-  /* Sequences of different lengths have different chunks: those that share an element share a task. */
+  /* Sequences of different lengths have different chunks: those that share an element share a task.
+   */
   if (stride[3] == 0 || (stride[0] == 0 && !uniform_k(p))) job->owners_c = 1;
 }
 
@@ -233,8 +250,10 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
   (void)worker;
   clear_padding(&p->dq, args->dq, b, h, &seq.q, p->dim_qk, p->accumulate & TSR_ACCUMULATE_DQ);
   if (h % group != 0) return;
-  clear_padding(&p->dk, args->dk, b, h / group, &seq.k, p->dim_qk, p->accumulate & TSR_ACCUMULATE_DK);
-  clear_padding(&p->dv, args->dv, b, h / group, &seq.k, p->dim_v, p->accumulate & TSR_ACCUMULATE_DV);
+  clear_padding(&p->dk, args->dk, b, h / group, &seq.k, p->dim_qk,
+                p->accumulate & TSR_ACCUMULATE_DK);
+  clear_padding(&p->dv, args->dv, b, h / group, &seq.k, p->dim_v,
+                p->accumulate & TSR_ACCUMULATE_DV);
 }
 
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */
@@ -256,8 +275,7 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
   sums = (float *)tsri_workspace_take(ws, dbias_floats(p), f);
   tsri_cpu_backward_scratch_take(&scratch, p, &plan->tiles);
   job->scratch_bytes = scratch.used;
-  job->scratch =
-      (unsigned char *)tsri_workspace_take(ws, plan->runner.threads, job->scratch_bytes);
+  job->scratch = (unsigned char *)tsri_workspace_take(ws, plan->runner.threads, job->scratch_bytes);
   return sums;
 }
 
@@ -292,8 +310,8 @@ void tsri_cpu_backward_estimate(const tsri_cpu_backward_plan *plan, const tsri_c
       p->dropout > 0)
     efficiency *= 0.7;
   estimate->flops = rows * keys * per_pair;
-  /* Q and dO pass once per panel, and dQ's shares are written and read once per chunk; K, V, dK and dV
-   * pass once. */
+  /* Q and dO pass once per panel, and dQ's shares are written and read once per chunk; K, V, dK and
+   * dV pass once. */
   estimate->bytes = rows * dims * bytes * ceil((double)p->seq_k / (double)plan->tiles.panel) +
                     rows * (double)p->dim_v * bytes * 2 + rows * (double)p->dim_qk * 8 * shares +
                     pairs / plan->problem->group * (double)p->seq_k * dims * 2 * bytes;
@@ -329,7 +347,8 @@ static void prepare(const tsri_cpu_backward_plan *plan, const tsr_args *args, ba
   if (first_row) {
     first_row[0] = 0;
     for (b = 0; b < p->batch; ++b)
-      first_row[b + 1] = first_row[b] + tsri_cpu_padded_rows(tsri_sequence_of(p, args, b).q.len, group, lanes);
+      first_row[b + 1] =
+          first_row[b] + tsri_cpu_padded_rows(tsri_sequence_of(p, args, b).q.len, group, lanes);
     job->first_row = first_row;
   }
   job->owners_b = p->batch;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plan and run of the backward pass: where keys are cut, estimated cost, workspace, and the phases of a
- * run. Called by backend.c. */
+ * Plan and run of the backward pass: where keys are cut, estimated cost, workspace, and the phases
+ * of a run. Called by backend.c. */
 #ifndef TESSERA_CPU_BACKWARD_H_
 #define TESSERA_CPU_BACKWARD_H_
 

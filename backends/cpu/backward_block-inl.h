@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a backward task knows of its place, per Highway target: the sequence and KV head, a block of rows
-// with Q and dO as rows and transposed, a panel of keys, and the rows' state, which turns scores into P
-// and dS:
-//   P = 2^((s - ref) unit) inverse      D = sum of keep P dP, minus dLSE      p_sink = e^(sink - LSE)
-// The state comes from the stored LSE and O, or from sums over the scores (backward_simd.cc says when).
+// What a backward task knows of its place, per Highway target: the sequence and KV head, a block of
+// rows with Q and dO as rows and transposed, a panel of keys, and the rows' state, which turns
+// scores into P and dS:
+//   P = 2^((s - ref) unit) inverse      D = sum of keep P dP, minus dLSE      p_sink = e^(sink -
+//   LSE)
+// The state comes from the stored LSE and O, or from sums over the scores (backward_simd.cc says
+// when).
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -17,11 +19,11 @@
 #include "tile-inl.h"
 
 #if defined(TESSERA_CPU_BACKWARD_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_BACKWARD_BLOCK_INL_H_
-#undef TESSERA_CPU_BACKWARD_BLOCK_INL_H_
-#else
-#define TESSERA_CPU_BACKWARD_BLOCK_INL_H_
-#endif
+  #ifdef TESSERA_CPU_BACKWARD_BLOCK_INL_H_
+    #undef TESSERA_CPU_BACKWARD_BLOCK_INL_H_
+  #else
+    #define TESSERA_CPU_BACKWARD_BLOCK_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -81,7 +83,8 @@ class BackwardBlock {
   float row_delta(int64_t row) {
     const DF d;
     float *dout = s_.lines, *o = s_.lines + s_.line;
-    load_row_any(p_.dout.dtype, args_.dout, offset_of(p_.dout, row), p_.dout.stride[3], dim_v_, dout);
+    load_row_any(p_.dout.dtype, args_.dout, offset_of(p_.dout, row), p_.dout.stride[3], dim_v_,
+                 dout);
     load_row_any(p_.o.dtype, args_.o, offset_of(p_.o, row), p_.o.stride[3], dim_v_, o);
     for (size_t x = dim_v_; x < ld_v_; ++x) dout[x] = o[x] = 0.0f;
     VF sum = hn::Zero(d);
@@ -154,7 +157,8 @@ class BackwardBlock {
       }
       const VF delta = hn::MulSub(hn::Load(d, s_.e + x), inverse, hn::LoadU(d, dlse + x));
       // No key: P is 0.
-      hn::Store(RowPolicy::select_eq(l, hn::Zero(d), hn::Set(d, __builtin_inff()), m), d, s_.ref + x);
+      hn::Store(RowPolicy::select_eq(l, hn::Zero(d), hn::Set(d, __builtin_inff()), m), d,
+                s_.ref + x);
       hn::Store(inverse, d, s_.inverse + x);
       hn::Store(p_sink, d, s_.p_sink + x);
       hn::Store(delta, d, s_.d + x);
@@ -222,7 +226,8 @@ class BackwardBlock {
       s_.from[r] = allowed.lo;
       s_.to[r] = allowed.hi;
       if (p_.alibi != TSR_ALIBI_NONE)
-        s_.slope[r] = args_.alibi[(p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q) + s_.head[r]];
+        s_.slope[r] =
+            args_.alibi[(p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q) + s_.head[r]];
     }
     load_rows(p_.q, args_.q, dim_, ld_, s_.q, s_.q_t);
     if (p_.scale < 0) scale_tile(s_.q_t, dim_ * width_, -1.0f);

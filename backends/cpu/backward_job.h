@@ -5,8 +5,8 @@
  * Highway.
  *
  * Rows (pairs of query and head of a KV group, queries outermost) are padded per sequence to whole
- * vectors and numbered by sequence, then KV head: what is known of a row and the shares of dQ are indexed
- * by that number. */
+ * vectors and numbered by sequence, then KV head: what is known of a row and the shares of dQ are
+ * indexed by that number. */
 #ifndef TESSERA_CPU_BACKWARD_JOB_H_
 #define TESSERA_CPU_BACKWARD_JOB_H_
 
@@ -17,8 +17,9 @@ extern "C" {
 #endif
 
 typedef struct tsri_cpu_backward_tiles {
-  int64_t keys;        /* per tile, a multiple of 8 */
-  int64_t panel;       /* keys whose K, V, dK and dV stay in L2, a multiple of keys; no result depends on it */
+  int64_t keys;  /* per tile, a multiple of 8 */
+  int64_t panel; /* keys whose K, V, dK and dV stay in L2, a multiple of keys; no result depends on
+                    it */
   int64_t most_chunks; /* chunks of a sequence, at most */
   int64_t least_keys;  /* of a chunk that is not the last, at least; a multiple of keys */
   int64_t whole;       /* sequences of at most so many keys are one tile; not above least_keys */
@@ -42,20 +43,22 @@ struct tsri_cpu_backward {
   const int64_t *first_row; /* [B + 1] padded rows of a KV head before each sequence, or NULL: */
   int64_t rows_each;        /* padded rows of a KV head of every sequence */
   int64_t rows_all;         /* of the whole problem */
-  float *ref, *inverse;     /* [rows_all] P = 2^((s - ref) unit) inverse; ref of a row without keys: +inf */
-  float *p_sink;            /* [rows_all] e^(sink - LSE); with dSink */
-  float *d;                 /* [rows_all] sum of keep P dP, minus dLSE */
-  float *dq;                /* [chunks][rows_all * dim_qk] dQ^T without the scale, in blocks of rows */
+  float *ref,
+      *inverse;  /* [rows_all] P = 2^((s - ref) unit) inverse; ref of a row without keys: +inf */
+  float *p_sink; /* [rows_all] e^(sink - LSE); with dSink */
+  float *d;      /* [rows_all] sum of keep P dP, minus dLSE */
+  float *dq;     /* [chunks][rows_all * dim_qk] dQ^T without the scale, in blocks of rows */
   tsri_cpu_dbias dbias;
-  /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task. */
+  /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task.
+   */
   int64_t owners_b, owners_g, owners_c;
   int64_t row_splits, row_step; /* a row task is (sequence, KV head, row_step rows) */
   unsigned char *scratch;       /* workers' blocks, scratch_bytes apart */
   int64_t scratch_bytes;
 };
 
-/* Keys of a chunk of a sequence of sk keys. A function of the sequence alone, so that where sums are cut
- * depends on nothing else. */
+/* Keys of a chunk of a sequence of sk keys. A function of the sequence alone, so that where sums
+ * are cut depends on nothing else. */
 TSRI_INLINE int64_t tsri_cpu_chunk_keys(const tsri_cpu_backward_tiles *tiles, int64_t sk) {
   const int64_t each = sk / tiles->most_chunks + (sk % tiles->most_chunks != 0);
   const int64_t whole = (each + tiles->keys - 1) / tiles->keys * tiles->keys;
@@ -79,22 +82,22 @@ TSRI_INLINE int64_t tsri_cpu_first_row(const tsri_cpu_backward *job, int64_t b) 
 
 /* Temporary memory of one worker; a block is 3 vectors of rows. */
 typedef struct tsri_cpu_backward_scratch {
-  float *q_t, *do_t;         /* [dim][block] Q^T, dO^T */
-  float *q, *dout;           /* [block][dim in whole vectors] the same as rows */
-  float *s_t, *g_t;          /* [span + 8][block] S then P (after dropout), dP then dS */
-  float *keep;               /* [span][block] dropout's factor */
-  float *slope_t;            /* [span][block] derivative of the softcap */
-  float *term, *bias;        /* [span][block] mask as 0 and 1, and bias, transposed */
-  float *k, *v;              /* [panel][packed ld] float32 */
-  float *dk, *dv;            /* [panel][dim in whole vectors] */
-  float *lines;              /* [4][line] rows on their way in or out */
+  float *q_t, *do_t;                 /* [dim][block] Q^T, dO^T */
+  float *q, *dout;                   /* [block][dim in whole vectors] the same as rows */
+  float *s_t, *g_t;                  /* [span + 8][block] S then P (after dropout), dP then dS */
+  float *keep;                       /* [span][block] dropout's factor */
+  float *slope_t;                    /* [span][block] derivative of the softcap */
+  float *term, *bias;                /* [span][block] mask as 0 and 1, and bias, transposed */
+  float *k, *v;                      /* [panel][packed ld] float32 */
+  float *dk, *dv;                    /* [panel][dim in whole vectors] */
+  float *lines;                      /* [4][line] rows on their way in or out */
   float *ref, *inverse, *d, *p_sink; /* [block] of the job's arrays */
-  float *m, *l, *e;          /* [block] maximum, sum of w = 2^((s - m) unit), sum of w dP */
-  float *slope;              /* [block] ALiBi */
-  int64_t *query, *head;     /* [block] i and h */
-  int64_t *from, *to;        /* [block] allowed keys of the band */
-  int32_t *lo, *hi;          /* [block] */
-  int64_t line;              /* floats between lines */
+  float *m, *l, *e;                  /* [block] maximum, sum of w = 2^((s - m) unit), sum of w dP */
+  float *slope;                      /* [block] ALiBi */
+  int64_t *query, *head;             /* [block] i and h */
+  int64_t *from, *to;                /* [block] allowed keys of the band */
+  int32_t *lo, *hi;                  /* [block] */
+  int64_t line;                      /* floats between lines */
 } tsri_cpu_backward_scratch;
 
 /* Keys of the largest tile of sequences of at most seq_k keys. */

@@ -2,19 +2,20 @@
 //
 // Backward, compiled once per Highway target; backward.c runs the tasks. Three kinds:
 //   rows     what P and dS need of some rows: from the stored LSE and O, or computed again (below);
-//   keys     a chunk of keys of one sequence and KV head against all its rows: dK and dV of the chunk,
+//   keys     a chunk of keys of one sequence and KV head against all its rows: dK and dV of the
+//   chunk,
 //            its dBias, and its share of dQ in float32;
 //   queries  dQ of some rows: the shares of the chunks in order, times the scale.
-// In a key task K, V, dK and dV of a panel of keys stay in L2 while blocks of rows pass; per tile of
-// keys and block: S^T = K Q^T, the score steps, dP^T = V dO^T, P and dS, dQ^T += K^T dS^T,
-// dV += P^T dO, dK += dS^T Q. Everything has one owner and one order, so results do not depend on
+// In a key task K, V, dK and dV of a panel of keys stay in L2 while blocks of rows pass; per tile
+// of keys and block: S^T = K Q^T, the score steps, dP^T = V dO^T, P and dS, dQ^T += K^T dS^T, dV +=
+// P^T dO, dK += dS^T Q. Everything has one owner and one order, so results do not depend on
 // threads; where sums are cut depends on the sequence's own lengths.
 //
-// P = exp(s - LSE) and D = rowsum(dO * O) - dLSE inherit the rounding of what forward stored: that of LSE
-// is a relative error |LSE| 2^-24 of a whole row of P, that of a 16-bit O reaches D. Both are harmless in
-// long rows of ordinary size. Where they are not, maximum, sum and D are computed from the scores again:
-// at no cost in sequences short enough to be one tile, with two more products for rows of a large LSE
-// and, if O has 16 bits, for rows of few keys.
+// P = exp(s - LSE) and D = rowsum(dO * O) - dLSE inherit the rounding of what forward stored: that
+// of LSE is a relative error |LSE| 2^-24 of a whole row of P, that of a 16-bit O reaches D. Both
+// are harmless in long rows of ordinary size. Where they are not, maximum, sum and D are computed
+// from the scores again: at no cost in sequences short enough to be one tile, with two more
+// products for rows of a large LSE and, if O has 16 bits, for rows of few keys.
 #include <string.h>
 
 #include "backward_job.h"
@@ -121,7 +122,8 @@ class BackwardTask : BackwardBlock {
         const int64_t row = row_at(r + t);
         float *line = s_.q + t * ld_;
         // An empty row has no gradient, whatever K holds.
-        if (args_.lse[offset_of(p_.lse, row)] == -__builtin_inff()) memset(line, 0, dim_ * sizeof(float));
+        if (args_.lse[offset_of(p_.lse, row)] == -__builtin_inff())
+          memset(line, 0, dim_ * sizeof(float));
         store_gradient(p_.dq, args_.dq, offset_of(p_.dq, row), TSR_ACCUMULATE_DQ, line, dim_);
       }
     }
@@ -184,10 +186,10 @@ class BackwardTask : BackwardBlock {
     for (size_t r = 0; r < n; ++r, rows += ld) {
       for (size_t x = 0; x < ld; x += lanes_)
         hn::Store(hn::Add(hn::Mul(hn::Load(d, rows + x), f), hn::Zero(d)), d, rows + x);
-      store_gradient(layout, base,
-                     tsri_row_offset(layout.stride, b_, g_,
-                                     seq_.k.begin + panel_ + static_cast<int64_t>(r)),
-                     accumulate, rows, dim);
+      store_gradient(
+          layout, base,
+          tsri_row_offset(layout.stride, b_, g_, seq_.k.begin + panel_ + static_cast<int64_t>(r)),
+          accumulate, rows, dim);
     }
   }
 
@@ -225,8 +227,8 @@ class BackwardTask : BackwardBlock {
   }
 
   template <int NV>
-  static HWY_NOINLINE void add_queries(const float *k, int64_t ld, size_t n, const float *ds, size_t dim,
-                                       float *dq) {
+  static HWY_NOINLINE void add_queries(const float *k, int64_t ld, size_t n, const float *ds,
+                                       size_t dim, float *dq) {
     const VF one = hn::Set(DF(), 1.0f);
     output_tile<NV>(k, ld, n, ds, dim, dq, one, one, one);
   }
@@ -243,7 +245,8 @@ class BackwardTask : BackwardBlock {
     if (p_.dropout > 0) load_keep(t);
     // Without dropout and dP the passes have less to do.
     if (want_s_)
-      p_.dropout > 0 ? finish_scores<true, true>(t, purpose) : finish_scores<true, false>(t, purpose);
+      p_.dropout > 0 ? finish_scores<true, true>(t, purpose)
+                     : finish_scores<true, false>(t, purpose);
     else
       p_.dropout > 0 ? finish_scores<false, true>(t, purpose)
                      : finish_scores<false, false>(t, purpose);
@@ -255,9 +258,8 @@ class BackwardTask : BackwardBlock {
   bool load_scores(const ScoreTile &t, tsri_tile_class kind) {
     products<NV>(k_.data + (t.key - panel_) * k_.ld, k_.ld, t.keys, s_.q_t, dim_, s_.s_t);
     if (!steps_.needed(kind)) return true;
-    const auto cap = [this](float *s, size_t count) HWY_ATTR {
-      softcap_gradient_tile(s, s_.slope_t, count, p_.softcap);
-    };
+    const auto cap = [this](float *s, size_t count)
+                         HWY_ATTR { softcap_gradient_tile(s, s_.slope_t, count, p_.softcap); };
     return steps_.apply(t, kind, scale_, cap);
   }
 
@@ -281,12 +283,13 @@ class BackwardTask : BackwardBlock {
 
   HWY_NOINLINE void load_keep(const ScoreTile &t) {
     const DF d;
-    for (size_t x = 0; x < t.keys * width_; x += lanes_) hn::Store(hn::Set(d, 1.0f), d, s_.keep + x);
+    for (size_t x = 0; x < t.keys * width_; x += lanes_)
+      hn::Store(hn::Set(d, 1.0f), d, s_.keep + x);
     steps_.drop(t, job_.drop_key, s_.keep);
   }
 
-  // A tile's P and dS into every gradient. dQ takes few keys at a time: its sums and rounding errors,
-  // and what it reads again per dim, stay small.
+  // A tile's P and dS into every gradient. dQ takes few keys at a time: its sums and rounding
+  // errors, and what it reads again per dim, stay small.
   template <int NV>
   void add_gradients(const ScoreTile &t) {
     const size_t at = static_cast<size_t>(t.key - panel_), n = t.keys;
@@ -379,7 +382,7 @@ void backward_queries(const tsri_cpu_backward *job, int64_t task, int32_t worker
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "targets.h"
+  #include "targets.h"
 namespace tessera {
 HWY_EXPORT(backward_rows);
 HWY_EXPORT(backward_keys);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What both passes do with one block of rows and one run of keys, per Highway target: K and V as float32
-// operands, which keys to visit, and the score steps between Q K^T and the exponential. A block is up to
-// 3 vectors of rows (pairs of query and head); lanes beyond the last row repeat its coordinates.
+// What both passes do with one block of rows and one run of keys, per Highway target: K and V as
+// float32 operands, which keys to visit, and the score steps between Q K^T and the exponential. A
+// block is up to 3 vectors of rows (pairs of query and head); lanes beyond the last row repeat its
+// coordinates.
 #include <stdint.h>
 
 #include "common/geometry.h"
@@ -14,11 +15,11 @@
 #include "tile-inl.h"
 
 #if defined(TESSERA_CPU_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_BLOCK_INL_H_
-#undef TESSERA_CPU_BLOCK_INL_H_
-#else
-#define TESSERA_CPU_BLOCK_INL_H_
-#endif
+  #ifdef TESSERA_CPU_BLOCK_INL_H_
+    #undef TESSERA_CPU_BLOCK_INL_H_
+  #else
+    #define TESSERA_CPU_BLOCK_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -31,15 +32,16 @@ struct Keys {
 };
 
 // Rows [row, row + n) of K or V of (b, g): in place if they are float32 rows at one distance, else
-// converted and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them would
-// fall into at most four sets of L1. line: room for n elements.
-static HWY_NOINLINE Keys load_keys(const tsri_pages &pages, const tsr_layout &layout, const void *base,
-                                   size_t dim, int64_t b, int64_t g, int64_t row, size_t n,
-                                   float *buffer, float *line) {
+// converted and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them
+// would fall into at most four sets of L1. line: room for n elements.
+static HWY_NOINLINE Keys load_keys(const tsri_pages &pages, const tsr_layout &layout,
+                                   const void *base, size_t dim, int64_t b, int64_t g, int64_t row,
+                                   size_t n, float *buffer, float *line) {
   const int64_t count = static_cast<int64_t>(n), *stride = layout.stride;
   if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 && (stride[2] % 256 != 0 || n < 16) &&
       tsri_kv_run(&pages, row, count) == count) {
-    return {static_cast<const float *>(base) + tsri_kv_offset(&pages, stride, b, g, row), stride[2]};
+    return {static_cast<const float *>(base) + tsri_kv_offset(&pages, stride, b, g, row),
+            stride[2]};
   }
   const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
   for (int64_t r = 0; r < count;) {
@@ -62,8 +64,8 @@ static HWY_NOINLINE Keys load_keys(const tsri_pages &pages, const tsr_layout &la
   return {buffer, static_cast<int64_t>(ld)};
 }
 
-// Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8 from
-// `begin`, which is one of 4 from key 0, as dropout_tile needs.
+// Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8
+// from `begin`, which is one of 4 from key 0, as dropout_tile needs.
 HWY_INLINE void trim_keys(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
                           size_t *keys) {
   const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
@@ -81,11 +83,11 @@ struct ScoreTile {
   size_t width;                 // lanes
   int64_t key;
   size_t keys;
-  float *s;                     // [keys][width]
-  float *term, *bias;           // room: [keys][width] mask, bias
-  float *lines;                 // room: 4 lines of at least `keys` floats, `line` apart
+  float *s;            // [keys][width]
+  float *term, *bias;  // room: [keys][width] mask, bias
+  float *lines;        // room: 4 lines of at least `keys` floats, `line` apart
   size_t line;
-  int32_t *lo, *hi;             // room: [width]
+  int32_t *lo, *hi;  // room: [width]
 };
 
 // The steps of one problem on tiles of one sequence.
@@ -105,15 +107,16 @@ class ScoreSteps {
     rule_ = rule;
   }
 
-  // Whether apply() scales: problems with softcap, bias, ALiBi or a huge scale. Others keep dot products.
+  // Whether apply() scales: problems with softcap, bias, ALiBi or a huge scale. Others keep dot
+  // products.
   bool natural() const { return natural_; }
   // Whether a tile of this class needs apply().
   bool needed(tsri_tile_class kind) const {
     return natural_ || tensor_mask_ || kind != TSRI_TILE_FULL;
   }
 
-  // Everything up to the mask. cap: given t.s and the number of scores, applies the softcap. False: no
-  // key is allowed for any row, and t.s means nothing.
+  // Everything up to the mask. cap: given t.s and the number of scores, applies the softcap. False:
+  // no key is allowed for any row, and t.s means nothing.
   template <class Cap>
   bool apply(const ScoreTile &t, tsri_tile_class kind, float scale, const Cap &cap) const {
     const size_t count = t.keys * t.width;
@@ -131,7 +134,8 @@ class ScoreSteps {
 
   // x = keep ? x * factor : 0.
   HWY_NOINLINE void drop(const ScoreTile &t, tsri_dropout_key key, float *x) const {
-    uint32_t *query = reinterpret_cast<uint32_t *>(t.lo), *head = reinterpret_cast<uint32_t *>(t.hi);
+    uint32_t *query = reinterpret_cast<uint32_t *>(t.lo),
+             *head = reinterpret_cast<uint32_t *>(t.hi);
     for (size_t r = 0; r < t.width; ++r) {
       query[r] = static_cast<uint32_t>(t.query[r]);
       head[r] = static_cast<uint32_t>(b_ * p_.heads_q + t.head[r]);
@@ -205,8 +209,8 @@ class ScoreSteps {
       for (size_t j = 0; j < t.keys; ++j) line[j] = 1.0f;
     }
     if (p_.block_mask.dtype != TSR_DTYPE_NONE) {
-      const int64_t at = tsri_pair_offset(p_.block_mask.stride, b_, t.head[row],
-                                          t.query[row] / p_.block_q, 0);
+      const int64_t at =
+          tsri_pair_offset(p_.block_mask.stride, b_, t.head[row], t.query[row] / p_.block_q, 0);
       ones -= block_mask_line(p_.block_mask, args_.block_mask, at, p_.block_k, t.key, t.keys, line);
     }
     return ones;

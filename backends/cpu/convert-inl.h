@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types, per Highway target: float16 and bfloat16 to float32 and back, and rows of a tensor to
-// and from contiguous float32. Rounding is to nearest, ties to even, whatever the library's own
+// Element types, per Highway target: float16 and bfloat16 to float32 and back, and rows of a tensor
+// to and from contiguous float32. Rounding is to nearest, ties to even, whatever the library's own
 // conversions do (those of Highway 1.0.3 truncate bfloat16); infinities and NaN survive; float16
 // overflow becomes infinite; results equal common/dtype.h bit for bit, NaN payloads aside. Nothing
 // outside the n elements of a row is read or written.
@@ -12,11 +12,11 @@
 #include "row_policy-inl.h"
 
 #if defined(TESSERA_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_CONVERT_INL_H_
-#undef TESSERA_CPU_CONVERT_INL_H_
-#else
-#define TESSERA_CPU_CONVERT_INL_H_
-#endif
+  #ifdef TESSERA_CPU_CONVERT_INL_H_
+    #undef TESSERA_CPU_CONVERT_INL_H_
+  #else
+    #define TESSERA_CPU_CONVERT_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -46,7 +46,8 @@ struct BF16 {
     const VU u = hn::BitCast(du, v);
     const VU odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
     const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(du, 0x7fff)), odd));
-    const VU quiet = hn::Or(hn::And(hn::ShiftRight<16>(u), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
+    const VU quiet =
+        hn::Or(hn::And(hn::ShiftRight<16>(u), hn::Set(du, 0x8000)), hn::Set(du, 0x7fc0));
     // A NaN's payload could be lost in the cut half, or carry into the sign.
     return hn::IfThenElse(hn::RebindMask(du, hn::Eq(v, v)), rounded, quiet);
   }
@@ -63,22 +64,22 @@ struct F16 {
   static HWY_INLINE VF load(const T *p) {
     const DF d;
     const DU du;
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
     return VF{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
-#elif HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+  #elif HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_F16C)
     return VF{_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))};
-#else
+  #else
     // Exponent and mantissa moved into float32's fields, then times 2^112 for the difference of the
     // biases, which also normalises subnormals exactly. The top exponent must become float32's.
     const VU h = hn::PromoteTo(du, hn::LoadU(DU16(), p));
     const VU magnitude = hn::And(h, hn::Set(du, 0x7fff));
     const VF scaled = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112f));
     const VI top = hn::BitCast(DI(), hn::And(h, hn::Set(du, 0x7c00)));
-    const VU special = hn::IfThenElseZero(
-        hn::RebindMask(du, hn::Eq(top, hn::Set(DI(), 0x7c00))), hn::Set(du, 0x7f800000));
+    const VU special = hn::IfThenElseZero(hn::RebindMask(du, hn::Eq(top, hn::Set(DI(), 0x7c00))),
+                                          hn::Set(du, 0x7f800000));
     const VU sign = hn::ShiftLeft<16>(hn::Xor(h, magnitude));
     return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(du, scaled), special), sign));
-#endif
+  #endif
   }
   static HWY_INLINE VU bits_of(VF v) {
     const DF d;
@@ -93,8 +94,7 @@ struct F16 {
     const VU normal = hn::ShiftRight<13>(hn::Add(hn::Add(ua, rebias), odd));
     // Subnormal results: adding 1/2 puts the unit of float16's subnormals at the last bit.
     const VF half = hn::Set(d, 0.5f);
-    const VU subnormal =
-        hn::Sub(hn::BitCast(du, hn::Add(a, half)), hn::BitCast(du, half));
+    const VU subnormal = hn::Sub(hn::BitCast(du, hn::Add(a, half)), hn::BitCast(du, half));
     VU r = hn::IfThenElse(hn::RebindMask(du, hn::Lt(a, hn::Set(d, 0x1p-14f))), subnormal, normal);
     // 65520 is halfway between the largest float16 and 2^16.
     r = hn::IfThenElse(hn::RebindMask(du, hn::Ge(a, hn::Set(d, 65520.0f))), hn::Set(du, 0x7c00), r);
@@ -141,15 +141,17 @@ HWY_INLINE void store_row(const float *HWY_RESTRICT src, size_t n, void *base, i
 }
 
 // The same with the type as a value. Not inlined: called per row, and rows are long.
-static HWY_NOINLINE void load_row_any(tsr_dtype dtype, const void *base, int64_t offset, int64_t stride,
-                                      size_t n, float *dst) {
+static HWY_NOINLINE HWY_MAYBE_UNUSED void load_row_any(tsr_dtype dtype, const void *base,
+                                                       int64_t offset, int64_t stride, size_t n,
+                                                       float *dst) {
   if (dtype == TSR_DTYPE_F32) return load_row<F32>(base, offset, stride, n, dst);
   if (dtype == TSR_DTYPE_BF16) return load_row<BF16>(base, offset, stride, n, dst);
   load_row<F16>(base, offset, stride, n, dst);
 }
 
-static HWY_NOINLINE void store_row_any(tsr_dtype dtype, const float *src, size_t n, void *base,
-                                int64_t offset, int64_t stride) {
+static HWY_NOINLINE HWY_MAYBE_UNUSED void store_row_any(tsr_dtype dtype, const float *src, size_t n,
+                                                        void *base, int64_t offset,
+                                                        int64_t stride) {
   if (dtype == TSR_DTYPE_F32) return store_row<F32>(src, n, base, offset, stride);
   if (dtype == TSR_DTYPE_BF16) return store_row<BF16>(src, n, base, offset, stride);
   store_row<F16>(src, n, base, offset, stride);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cache sizes from sysconf or sysfs, clock and name from cpufreq or /proc/cpuinfo. Nothing is measured:
-// a figure must be the same in every process of a machine, because key tiles follow the L1 size and
-// results follow key tiles.
+// Cache sizes from sysconf or sysfs, clock and name from cpufreq or /proc/cpuinfo. Nothing is
+// measured: a figure must be the same in every process of a machine, because key tiles follow the
+// L1 size and results follow key tiles.
 #define _GNU_SOURCE
 #include "device.h"
 

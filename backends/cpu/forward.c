@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward pass above its kernels. Tile sizes by the IO model of README.md: keys per step so that
-// S^T of a block stays in L1 beside Q^T, rows per task so that Q^T and O^T of a task stay in half of L2
-// while K and V stream past, which costs Sq / rows passes over K and V. Then tasks are independent.
+// The forward pass above its kernels. Tile sizes by the IO model of README.md: keys per step so
+// that S^T of a block stays in L1 beside Q^T, rows per task so that Q^T and O^T of a task stay in
+// half of L2 while K and V stream past, which costs Sq / rows passes over K and V. Then tasks are
+// independent.
 #include "forward.h"
 
 #include <math.h>
@@ -11,9 +12,15 @@
 
 #include "common/dtype.h"
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+static int64_t min64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+static int64_t max64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+static int64_t ceil_div(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
 
 /* Whether all sequences have the same number of queries, known from the problem. */
 static int uniform(const tsr_problem *p) {
@@ -98,9 +105,9 @@ void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device 
   const double tasks = ceil(rows / (double)tiles->rows);
   const double filled = rows > 0 ? rows / (ceil(rows / lanes) * lanes) : 1;
   /* A head whose K and V fit in L2 is read from slow memory once, else once per task. */
-  const double passes =
-      (double)p->seq_k * dims * bytes_in <= (double)device->l2_bytes / 2 ? min64(1, (int64_t)tasks)
-                                                                         : tasks;
+  const double passes = (double)p->seq_k * dims * bytes_in <= (double)device->l2_bytes / 2
+                            ? min64(1, (int64_t)tasks)
+                            : tasks;
   const double peak = device->clock * lanes * (plan->kernels.fused ? 4 : 2);
   double efficiency = 0.7 * filled, parallel = fmin(threads, fmax(1, pairs * tasks));
   if (rows < 3 * lanes) efficiency *= 0.6; /* one or two vectors of rows: more loads per product */
@@ -130,8 +137,8 @@ static void forward_task(void *arg, int64_t index, int32_t worker) {
 }
 
 /* Rows [begin, end) of head h's slot that no query uses: O = 0, LSE and maximum -inf. */
-static void clear_rows(const tsr_problem *p, const tsr_args *args, int64_t b, int64_t h, int64_t begin,
-                       int64_t end) {
+static void clear_rows(const tsr_problem *p, const tsr_args *args, int64_t b, int64_t h,
+                       int64_t begin, int64_t end) {
   int64_t row, x;
   for (row = begin; row < end; ++row) {
     const int64_t at = tsri_row_offset(p->o.stride, b, h, row);
@@ -159,7 +166,8 @@ static int64_t tasks_of(const tsri_cpu_plan *plan, int64_t sq) {
   return plan->problem->p.heads_kv * ceil_div(sq * plan->problem->group, plan->tiles.rows);
 }
 
-tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args, tsr_reason *reason) {
+tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args,
+                                tsr_reason *reason) {
   const tsr_problem *p = &plan->problem->p;
   tsri_workspace ws = {(unsigned char *)args->workspace, 0};
   forward_job job;
@@ -192,7 +200,8 @@ tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args,
   if (tsri_cpu_run(&plan->runner, forward_task, &job, tasks) != 0 ||
       (p->arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q) &&
        tsri_cpu_run(&plan->runner, clear_task, &job.forward, p->batch * p->heads_q) != 0)) {
-    snprintf(reason->text, sizeof reason->text, "the runner of the context could not run the tasks");
+    snprintf(reason->text, sizeof reason->text,
+             "the runner of the context could not run the tasks");
     return TSR_STATUS_INTERNAL;
   }
   return TSR_STATUS_SUCCESS;

@@ -16,7 +16,8 @@ typedef struct tsri_cpu_plan {
   tsri_cpu_tiles tiles;
 } tsri_cpu_plan;
 
-/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per tile. */
+/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per tile.
+ */
 tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                                     const tsri_cpu_runner *runner, const tsri_cpu_device *device,
                                     int64_t most_rows, int64_t most_keys);
@@ -31,6 +32,7 @@ int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan);
 void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device *device,
                                tsr_estimate *estimate);
 
-tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args, tsr_reason *reason);
+tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args,
+                                tsr_reason *reason);
 
 #endif /* TESSERA_CPU_FORWARD_H_ */

@@ -7,8 +7,8 @@
 // does S^T = K Q^T, the score steps it needs, one step of the recurrence, and O^T += V^T P^T.
 //
 // A row's bits depend on its own inputs and on where the key steps are cut (multiples of tiles.keys
-// from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes are
-// independent, and every sum runs over its index in order.
+// from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes
+// are independent, and every sum runs over its index in order.
 #include "kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,8 +17,8 @@
 // After foreach_target.h, which includes this file once per target.
 #include "hwy/highway.h"
 
-#include "common/score.h"
 #include "block-inl.h"
+#include "common/score.h"
 #include "convert-inl.h"
 #include "row_policy-inl.h"
 #include "score-inl.h"
@@ -59,7 +59,8 @@ class ForwardTask {
     const tsri_mask_row seen = tsri_mask_rows_of(&rule_, s_.query[0], s_.query[last] + 1);
     const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
     for (int64_t j = 0; j < end; j += step) {
-      // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped over.
+      // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped
+      // over.
       if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
       step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
     }
@@ -140,8 +141,7 @@ class ForwardTask {
       memset(line, 0, dim_ * sizeof(float));
       return line;
     }
-    const int64_t at =
-        tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
+    const int64_t at = tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
     if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
       return static_cast<const float *>(args_.q) + at;
     load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
@@ -150,7 +150,8 @@ class ForwardTask {
 
   Keys operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
                float *buffer) const {
-    return load_keys(job_.pages, layout, base, dim, b_, g_, seq_.k.begin + key, n, buffer, s_.lines);
+    return load_keys(job_.pages, layout, base, dim, b_, g_, seq_.k.begin + key, n, buffer,
+                     s_.lines);
   }
 
   // Folds keys [begin, end) into every block that sees some of them.
@@ -185,8 +186,7 @@ class ForwardTask {
 
   // One block, one step.
   template <int NV>
-  HWY_NOINLINE void fold(const Block &block, const Keys &k, const Keys &v,
-                         tsri_tile_class kind) {
+  HWY_NOINLINE void fold(const Block &block, const Keys &k, const Keys &v, tsri_tile_class kind) {
     const DF d;
     const size_t n = block.keys, lanes = lanes_;
     const float *q = s_.q_t + block.first * dim_;
@@ -208,7 +208,8 @@ class ForwardTask {
     const VF a2 = Recurrence::correction_in(unit, old2, r2);
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
-    if (NV > 2) hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
+    if (NV > 2)
+      hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
@@ -239,9 +240,11 @@ class ForwardTask {
       float *o = s_.o_t + first * dim_v_;
       for (size_t x = 0; x < width; x += lanes_) {
         const VF factor = finish_vector(first + x);
-        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of inf.
-        const auto empty = hn::And(hn::Eq(factor, hn::Zero(d)),
-                                   hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
+        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of
+        // inf.
+        const auto empty =
+            hn::And(hn::Eq(factor, hn::Zero(d)),
+                    hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
         for (size_t c = 0; c < dim_v_; ++c) {
           float *at = o + c * width + x;
           // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
@@ -281,7 +284,8 @@ class ForwardTask {
     }
     hn::Store(lse, d, s_.l + row);
     // The running maximum drops NaN, the sum does not: it is NaN after a NaN or a +inf score.
-    const auto lost = hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
+    const auto lost =
+        hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
     hn::Store(hn::IfThenElse(lost, l, logit), d, s_.m + row);
     return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
   }
@@ -297,9 +301,9 @@ class ForwardTask {
   ScoreSteps steps_;
   tsri_cpu_scratch s_;
   size_t line_, lanes_, dim_, dim_v_;
-  float scale_;       // magnitude; the sign goes into Q^T
-  bool natural_;      // scores get softcap, bias or ALiBi, so they are scaled first; else they are
-  float unit_;        //   dot products, and unit_ times a difference of scores is in base two
+  float scale_;   // magnitude; the sign goes into Q^T
+  bool natural_;  // scores get softcap, bias or ALiBi, so they are scaled first; else they are
+  float unit_;    //   dot products, and unit_ times a difference of scores is in base two
   int64_t b_, g_;
   tsri_sequence seq_;
   tsri_mask_rule rule_;
@@ -317,7 +321,7 @@ void forward(const tsri_cpu_forward *job, int64_t task, int32_t worker) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "targets.h"
+  #include "targets.h"
 namespace tessera {
 HWY_EXPORT(forward);
 }

@@ -5,32 +5,33 @@
 //
 //   P = 2^((s - ref) unit) inverse      dS = P (keep dP - D)
 //
-// The product has its lanes along the head dimension: an element of P^T or dS^T is broadcast, rows of
-// dO or Q are loaded. 6 keys x 4 vectors of sums (6 x 2 with 16 registers) stay in registers. Each tile
-// is summed apart and joins dK or dV at the end, so that rounding errors do not grow with every query.
+// The product has its lanes along the head dimension: an element of P^T or dS^T is broadcast, rows
+// of dO or Q are loaded. 6 keys x 4 vectors of sums (6 x 2 with 16 registers) stay in registers.
+// Each tile is summed apart and joins dK or dV at the end, so that rounding errors do not grow with
+// every query.
 #include <stddef.h>
 
 #include "row_policy-inl.h"
 #include "tile-inl.h"
 
 #if defined(TESSERA_CPU_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_GRADIENT_INL_H_
-#undef TESSERA_CPU_GRADIENT_INL_H_
-#else
-#define TESSERA_CPU_GRADIENT_INL_H_
-#endif
+  #ifdef TESSERA_CPU_GRADIENT_INL_H_
+    #undef TESSERA_CPU_GRADIENT_INL_H_
+  #else
+    #define TESSERA_CPU_GRADIENT_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+  #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
 constexpr size_t kWide = 2;
-#else
+  #else
 constexpr size_t kWide = 4;
-#endif
+  #endif
 
-#define TSRI_EACH_KEY(X) X(0) X(1) X(2) X(3) X(4) X(5)
+  #define TSRI_EACH_KEY(X) X(0) X(1) X(2) X(3) X(4) X(5)
 
 // c[i][x] += sum over r < n of a[i][r] b[r][x] for MR rows i and NV vectors of columns x.
 template <int NV, int MR>
@@ -39,43 +40,43 @@ HWY_NOINLINE void rows_block(const float *HWY_RESTRICT a, size_t lda, size_t n,
                              size_t ldc) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-#define TSRI_DECLARE(i)                                                     \
-  VF c##i##0 = hn::Zero(d), c##i##1 = c##i##0, c##i##2 = c##i##0, c##i##3 = c##i##0; \
-  const float *HWY_RESTRICT a##i = a + (i < MR ? i : 0) * lda;
+  #define TSRI_DECLARE(i)                                                              \
+    VF c##i##0 = hn::Zero(d), c##i##1 = c##i##0, c##i##2 = c##i##0, c##i##3 = c##i##0; \
+    const float *HWY_RESTRICT a##i = a + (i < MR ? i : 0) * lda;
   TSRI_EACH_KEY(TSRI_DECLARE)
-#undef TSRI_DECLARE
+  #undef TSRI_DECLARE
   for (size_t r = 0; r < n; ++r, b += ldb) {
     const VF b0 = hn::LoadU(d, b);
     const VF b1 = NV > 1 ? hn::LoadU(d, b + lanes) : b0;
     const VF b2 = NV > 2 ? hn::LoadU(d, b + 2 * lanes) : b0;
     const VF b3 = NV > 3 ? hn::LoadU(d, b + 3 * lanes) : b0;
-#define TSRI_STEP(i)                                            \
-  if constexpr (i < MR) {                                       \
-    const VF w = hn::Set(d, a##i[r]);                           \
-    c##i##0 = hn::MulAdd(w, b0, c##i##0);                       \
-    if constexpr (NV > 1) c##i##1 = hn::MulAdd(w, b1, c##i##1); \
-    if constexpr (NV > 2) c##i##2 = hn::MulAdd(w, b2, c##i##2); \
-    if constexpr (NV > 3) c##i##3 = hn::MulAdd(w, b3, c##i##3); \
-  }
+  #define TSRI_STEP(i)                                            \
+    if constexpr (i < MR) {                                       \
+      const VF w = hn::Set(d, a##i[r]);                           \
+      c##i##0 = hn::MulAdd(w, b0, c##i##0);                       \
+      if constexpr (NV > 1) c##i##1 = hn::MulAdd(w, b1, c##i##1); \
+      if constexpr (NV > 2) c##i##2 = hn::MulAdd(w, b2, c##i##2); \
+      if constexpr (NV > 3) c##i##3 = hn::MulAdd(w, b3, c##i##3); \
+    }
     TSRI_EACH_KEY(TSRI_STEP)
-#undef TSRI_STEP
+  #undef TSRI_STEP
   }
-#define TSRI_JOIN(v, at) hn::StoreU(hn::Add(hn::LoadU(d, c + (at)), v), d, c + (at))
-#define TSRI_FINISH(i)                                               \
-  if constexpr (i < MR) {                                            \
-    TSRI_JOIN(c##i##0, i * ldc);                                     \
-    if constexpr (NV > 1) TSRI_JOIN(c##i##1, i * ldc + lanes);       \
-    if constexpr (NV > 2) TSRI_JOIN(c##i##2, i * ldc + 2 * lanes);   \
-    if constexpr (NV > 3) TSRI_JOIN(c##i##3, i * ldc + 3 * lanes);   \
-  }
+  #define TSRI_JOIN(v, at) hn::StoreU(hn::Add(hn::LoadU(d, c + (at)), v), d, c + (at))
+  #define TSRI_FINISH(i)                                            \
+    if constexpr (i < MR) {                                         \
+      TSRI_JOIN(c##i##0, i *ldc);                                   \
+      if constexpr (NV > 1) TSRI_JOIN(c##i##1, i *ldc + lanes);     \
+      if constexpr (NV > 2) TSRI_JOIN(c##i##2, i *ldc + 2 * lanes); \
+      if constexpr (NV > 3) TSRI_JOIN(c##i##3, i *ldc + 3 * lanes); \
+    }
   TSRI_EACH_KEY(TSRI_FINISH)
-#undef TSRI_FINISH
-#undef TSRI_JOIN
+  #undef TSRI_FINISH
+  #undef TSRI_JOIN
 }
 
 template <int NV>
-HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const float *b, size_t ldb,
-                           float *c, size_t ldc) {
+HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const float *b,
+                           size_t ldb, float *c, size_t ldc) {
   for (; m >= 6; m -= 6, a += 6 * lda, c += 6 * ldc) rows_block<NV, 6>(a, lda, n, b, ldb, c, ldc);
   if (m & 4) {
     rows_block<NV, 4>(a, lda, n, b, ldb, c, ldc);
@@ -89,8 +90,8 @@ HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const
 }
 
 // C [m][ldb] += A [m][n] B [n][ldb]; ldb whole vectors, lda floats between rows of A.
-static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size_t n, const float *b,
-                                      size_t ldb, float *c) {
+static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size_t n,
+                                      const float *b, size_t ldb, float *c) {
   const size_t lanes = hn::Lanes(DF());
   for (size_t left = ldb / lanes; left > 0;) {
     // One vector alone has a load per product: 5 = 3 + 2.
@@ -108,8 +109,8 @@ static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size
 }
 
 // Softcap and its derivative 1 - tanh^2.
-HWY_INLINE void softcap_gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT slope, size_t count,
-                                      float cap) {
+HWY_INLINE void softcap_gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT slope,
+                                      size_t count, float cap) {
   const DF d;
   const VF c = hn::Set(d, cap), one = hn::Set(d, 1.0f);
   for (size_t x = 0; x < count; x += hn::Lanes(d)) {
@@ -137,8 +138,9 @@ HWY_INLINE VF score_gradient(VF p, VF dp, VF delta) {
   return hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), hn::Mul(p, hn::Sub(dp, delta)));
 }
 
-// Rows whose state is known: S to P (after dropout) in s; with kGrad, dP to dS in g. unit: from scores to
-// base two, positive. The difference comes first: it is small where P matters, and 0 at the maximum.
+// Rows whose state is known: S to P (after dropout) in s; with kGrad, dP to dS in g. unit: from
+// scores to base two, positive. The difference comes first: it is small where P matters, and 0 at
+// the maximum.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                               const float *HWY_RESTRICT keep, size_t n, size_t width,
@@ -163,9 +165,9 @@ HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
   }
 }
 
-// Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit)) and,
-// with kGrad, e (sum of w dP). Leaves w in s and dP after dropout in g.
-// Sums go by 16 keys, which keeps rounding errors from growing with the tile.
+// Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit))
+// and, with kGrad, e (sum of w dP). Leaves w in s and dP after dropout in g. Sums go by 16 keys,
+// which keeps rounding errors from growing with the tile.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                            const float *HWY_RESTRICT keep, size_t n, size_t width, float unit,
@@ -177,8 +179,7 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
   for (size_t x = 0; x < width; x += hn::Lanes(d)) {
     const VF old = hn::Load(d, m + x);
     VF top = old;
-    for (size_t j = 0, i = x; j < n; ++j, i += width)
-      top = RowPolicy::max(top, hn::Load(d, s + i));
+    for (size_t j = 0, i = x; j < n; ++j, i += width) top = RowPolicy::max(top, hn::Load(d, s + i));
     const VF ref = Recurrence::reference(top);
     VF sum = zero, sum_e = zero;
     for (size_t j0 = 0; j0 < n; j0 += kSum) {

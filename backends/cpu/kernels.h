@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C face of the Highway sources: what a worker needs to compute one tile of rows, and one table of
- * functions per instruction set. Nothing here knows Highway. Filled by forward.c, called through the
- * table that tsri_cpu_kernels_find returned. */
+ * The C face of the Highway sources: what a worker needs to compute one tile of rows, and one table
+ * of functions per instruction set. Nothing here knows Highway. Filled by forward.c, called through
+ * the table that tsri_cpu_kernels_find returned. */
 #ifndef TESSERA_CPU_KERNELS_H_
 #define TESSERA_CPU_KERNELS_H_
 
@@ -26,7 +26,8 @@ typedef struct tsri_cpu_tiles {
   int64_t lanes; /* floats per vector */
 } tsri_cpu_tiles;
 
-/* Temporary memory of one worker; widths in floats. A "row" is a pair (query, head of the group). */
+/* Temporary memory of one worker; widths in floats. A "row" is a pair (query, head of the group).
+ */
 typedef struct tsri_cpu_scratch {
   float *q_t;            /* [dim_qk][rows], in blocks of rows */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
@@ -121,7 +122,8 @@ typedef struct tsri_cpu_kernels {
   int32_t fused;      /* 1: has fused multiply-add, else a product and a sum */
   /* Rows of one task: of sequence b, then KV head, then tile of rows, last tile first. */
   void (*forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
-  /* Backward: D of the rows of a row task; dK, dV, dBias and partial dQ of a key task; dQ of a row task. */
+  /* Backward: D of the rows of a row task; dK, dV, dBias and partial dQ of a key task; dQ of a row
+   * task. */
   void (*backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   void (*backward_keys)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   void (*backward_queries)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
@@ -131,8 +133,8 @@ typedef struct tsri_cpu_kernels {
   void (*keep)(const tsri_cpu_keep *job, int64_t index);
 } tsri_cpu_kernels;
 
-/* The index-th instruction set that this build has and this processor can run, best first; 0 past the
- * last one. */
+/* The index-th instruction set that this build has and this processor can run, best first; 0 past
+ * the last one. */
 int tsri_cpu_kernels_at(int32_t index, tsri_cpu_kernels *kernels);
 
 /* The one of that name (letter case ignored), or the best one for NULL; 0 if there is none such. */

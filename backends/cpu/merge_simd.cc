@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two row operations, per Highway target: the merge of partial results by their LSE (the recurrence's
-// own merge), and a row of dropout's keep mask as a tensor. backend.c runs them over all rows.
+// Two row operations, per Highway target: the merge of partial results by their LSE (the
+// recurrence's own merge), and a row of dropout's keep mask as a tensor. backend.c runs them over
+// all rows.
 #include "kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -18,10 +19,13 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
 
-int32_t lane_count() { return static_cast<int32_t>(hn::Lanes(DF())); }
+int32_t lane_count() {
+  return static_cast<int32_t>(hn::Lanes(DF()));
+}
 
-// Row `index` of [B, H, S]: O = sum w_t O_t / sum w_t with w_t = exp(LSE_t - largest). Done in pieces of
-// the head dim so that the result may overwrite a part; LSE is written last for the same reason.
+// Row `index` of [B, H, S]: O = sum w_t O_t / sum w_t with w_t = exp(LSE_t - largest). Done in
+// pieces of the head dim so that the result may overwrite a part; LSE is written last for the same
+// reason.
 void merge(const tsri_cpu_merge *job, int64_t index) {
   constexpr size_t kPiece = 128;
   const tsr_merge_problem &p = *job->problem;
@@ -69,7 +73,8 @@ void keep(const tsri_cpu_keep *job, int64_t index) {
   const tsr_dropout_problem &p = *job->problem;
   const int64_t i = index % p.seq_q, head = index / p.seq_q;
   const int64_t *stride = p.mask.stride;
-  uint8_t *row = job->mask + head / p.heads * stride[0] + head % p.heads * stride[1] + i * stride[2];
+  uint8_t *row =
+      job->mask + head / p.heads * stride[0] + head % p.heads * stride[1] + i * stride[2];
   for (int64_t j = 0; j < p.seq_k; j += 4) {
     const tsri_philox words = tsri_dropout_words(job->key, head, i, j >> 2);
     for (int64_t t = 0; t < 4 && j + t < p.seq_k; ++t)
@@ -83,10 +88,10 @@ void keep(const tsri_cpu_keep *job, int64_t index) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include <string.h>
-#include <strings.h>
+  #include <string.h>
+  #include <strings.h>
 
-#include "targets.h"
+  #include "targets.h"
 
 namespace tessera {
 HWY_EXPORT(lane_count);

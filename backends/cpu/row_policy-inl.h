@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arithmetic of one vector of rows, per Highway target: 2^x, ln, tanh, and the policy that
-// common/online_softmax-inl.h is instantiated with. Lanes are independent: a lane's result depends on
-// that lane's input alone, so a row gives the same bits in whatever lane it lands.
+// common/online_softmax-inl.h is instantiated with. Lanes are independent: a lane's result depends
+// on that lane's input alone, so a row gives the same bits in whatever lane it lands.
 //
 // 2^x = 2^r 2^f with r = round(x), f in [-1/2, 1/2]; 2^f by a polynomial of degree 6 with constant
 // term 1 (relative error 4e-9, below the rounding of its evaluation). Results below 2^-126 are 0.
@@ -12,11 +12,11 @@
 #include "hwy/highway.h"
 
 #if defined(TESSERA_CPU_ROW_POLICY_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_ROW_POLICY_INL_H_
-#undef TESSERA_CPU_ROW_POLICY_INL_H_
-#else
-#define TESSERA_CPU_ROW_POLICY_INL_H_
-#endif
+  #ifdef TESSERA_CPU_ROW_POLICY_INL_H_
+    #undef TESSERA_CPU_ROW_POLICY_INL_H_
+  #else
+    #define TESSERA_CPU_ROW_POLICY_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -30,15 +30,23 @@ using VI = hn::Vec<DI>;
 using DU = hn::RebindToUnsigned<DF>;
 using VU = hn::Vec<DU>;
 
-// max(a, limit) and min(a, limit) that let a NaN in a through: on x86 the second operand wins; Arm
-// and what is emulated drop the NaN.
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-HWY_INLINE VF at_least(VF a, VF limit) { return hn::Max(limit, a); }
-HWY_INLINE VF at_most(VF a, VF limit) { return hn::Min(limit, a); }
-#else
-HWY_INLINE VF at_least(VF a, VF limit) { return hn::IfThenElse(hn::Lt(a, limit), limit, a); }
-HWY_INLINE VF at_most(VF a, VF limit) { return hn::IfThenElse(hn::Gt(a, limit), limit, a); }
-#endif
+  // max(a, limit) and min(a, limit) that let a NaN in a through: on x86 the second operand wins;
+  // Arm and what is emulated drop the NaN.
+  #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+HWY_INLINE VF at_least(VF a, VF limit) {
+  return hn::Max(limit, a);
+}
+HWY_INLINE VF at_most(VF a, VF limit) {
+  return hn::Min(limit, a);
+}
+  #else
+HWY_INLINE VF at_least(VF a, VF limit) {
+  return hn::IfThenElse(hn::Lt(a, limit), limit, a);
+}
+HWY_INLINE VF at_most(VF a, VF limit) {
+  return hn::IfThenElse(hn::Gt(a, limit), limit, a);
+}
+  #endif
 
 HWY_INLINE VF exp2_polynomial(DF d, VF f) {
   VF p = hn::Set(d, 1.546973198e-04f);
@@ -53,14 +61,14 @@ HWY_INLINE VF exp2_polynomial(DF d, VF f) {
 // 2^x for x <= 127; exactly 0 at -inf and wherever x < -126, exactly 1 at 0, NaN at NaN.
 HWY_INLINE VF exp2_of(VF x) {
   const DF d;
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  // scalef does in one instruction what needs four elsewhere. Lanes below -126 are cleared, NaN is not:
-  // subnormal probabilities would cost a microcode assist in every product.
+  #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // scalef does in one instruction what needs four elsewhere. Lanes below -126 are cleared, NaN is
+  // not: subnormal probabilities would cost a microcode assist in every product.
   const VF r{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
   const VF p = exp2_polynomial(d, hn::Sub(x, r));
   const __mmask16 kept = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return VF{_mm512_maskz_scalef_ps(kept, p.raw, r.raw)};
-#else
+  #else
   const DI di;
   const VF lowest = hn::Set(d, -126.0f);
   const VF bounded = at_least(x, lowest);
@@ -70,11 +78,12 @@ HWY_INLINE VF exp2_of(VF x) {
   // p of a NaN is NaN, and adding to its exponent field could turn it into a number.
   const VF kept = hn::IfThenElse(hn::Eq(x, x), y, x);
   return hn::IfThenZeroElse(hn::Lt(x, lowest), kept);
-#endif
+  #endif
 }
 
 // Natural logarithm of positive normal numbers, +inf and NaN; exactly 0 at 1. x = 2^e (1 + f): the
-// leading terms of log(1 + f) and the upper part of e ln 2 are exact, so the result is within an ulp.
+// leading terms of log(1 + f) and the upper part of e ln 2 are exact, so the result is within an
+// ulp.
 HWY_INLINE VF log_of(VF x) {
   const DF d;
   const DI di;
@@ -120,8 +129,8 @@ HWY_INLINE VF tanh_of(VF x) {
 struct RowPolicy {
   using V = VF;
   static HWY_INLINE V set(float x) { return hn::Set(DF(), x); }
-  // Operands in this order: x86 returns the second when one is NaN, and it is better for m to stay a
-  // number (the NaN score makes its own p, and so l, NaN).
+  // Operands in this order: x86 returns the second when one is NaN, and it is better for m to stay
+  // a number (the NaN score makes its own p, and so l, NaN).
   static HWY_INLINE V max(V m, V s) { return hn::Max(s, m); }
   static HWY_INLINE V add(V a, V b) { return hn::Add(a, b); }
   static HWY_INLINE V sub(V a, V b) { return hn::Sub(a, b); }
@@ -135,7 +144,7 @@ struct RowPolicy {
   }
 };
 
-#include "common/online_softmax-inl.h"
+  #include "common/online_softmax-inl.h"
 
 using Recurrence = OnlineSoftmax<RowPolicy>;
 

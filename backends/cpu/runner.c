@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The OpenMP loop of this backend, and the only one: kernels never start threads. Tasks are handed out
-// one by one as threads become free, so uneven tasks (causal, packed lengths) balance by themselves.
+// The OpenMP loop of this backend, and the only one: kernels never start threads. Tasks are handed
+// out one by one as threads become free, so uneven tasks (causal, packed lengths) balance by
+// themselves.
 #include "runner.h"
 
 #ifdef _OPENMP
-#include <omp.h>
+  #include <omp.h>
 #endif
 
 tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host) {
@@ -25,15 +26,15 @@ tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host) {
   return runner;
 }
 
-int tsri_cpu_run(const tsri_cpu_runner *runner, void (*task)(void *arg, int64_t index, int32_t worker),
-                 void *arg, int64_t count) {
+int tsri_cpu_run(const tsri_cpu_runner *runner,
+                 void (*task)(void *arg, int64_t index, int32_t worker), void *arg, int64_t count) {
   int64_t index;
   if (count <= 0) return 0;
   if (runner->caller) return runner->caller->run(runner->caller->user, task, arg, count);
 #ifdef _OPENMP
   if (runner->threads > 1 && count > 1 && !omp_in_parallel()) {
     const int64_t most = runner->threads < count ? runner->threads : count;
-#pragma omp parallel for schedule(dynamic, 1) num_threads((int)most)
+  #pragma omp parallel for schedule(dynamic, 1) num_threads((int)most)
     for (index = 0; index < count; ++index) task(arg, index, omp_get_thread_num());
     return 0;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Running independent tasks on threads: the caller's runner if the context has one, else OpenMP, else
- * (inside a parallel region of the caller's, or with one thread) the calling thread alone. */
+ * Running independent tasks on threads: the caller's runner if the context has one, else OpenMP,
+ * else (inside a parallel region of the caller's, or with one thread) the calling thread alone. */
 #ifndef TESSERA_CPU_RUNNER_H_
 #define TESSERA_CPU_RUNNER_H_
 
@@ -17,9 +17,9 @@ typedef struct tsri_cpu_runner {
 /* The runner that a host asks for. */
 tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host);
 
-/* task(arg, index, worker) once for every index in [0, count), in about rising order, no worker twice
- * at once; returns when all have returned. Returns 0, or the caller's runner's failure. */
-int tsri_cpu_run(const tsri_cpu_runner *runner, void (*task)(void *arg, int64_t index, int32_t worker),
-                 void *arg, int64_t count);
+/* task(arg, index, worker) once for every index in [0, count), in about rising order, no worker
+ * twice at once; returns when all have returned. Returns 0, or the caller's runner's failure. */
+int tsri_cpu_run(const tsri_cpu_runner *runner,
+                 void (*task)(void *arg, int64_t index, int32_t worker), void *arg, int64_t count);
 
 #endif /* TESSERA_CPU_RUNNER_H_ */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The steps between Q K^T and the softmax on one tile S^T [n keys][width rows], per Highway target, in
-// the order of common/score.h: softcap, bias, ALiBi, mask; and dropout after it. Each step is its own
-// pass over a tile that sits in L1: a problem pays for what it uses, and none of it is in the inner
-// loops of the common case. Masked scores become -inf by selection, never by addition.
+// The steps between Q K^T and the softmax on one tile S^T [n keys][width rows], per Highway target,
+// in the order of common/score.h: softcap, bias, ALiBi, mask; and dropout after it. Each step is
+// its own pass over a tile that sits in L1: a problem pays for what it uses, and none of it is in
+// the inner loops of the common case. Masked scores become -inf by selection, never by addition.
 #include <stdint.h>
 
 #include "common/bias.h"
@@ -14,11 +14,11 @@
 #include "tile-inl.h"
 
 #if defined(TESSERA_CPU_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSERA_CPU_SCORE_INL_H_
-#undef TESSERA_CPU_SCORE_INL_H_
-#else
-#define TESSERA_CPU_SCORE_INL_H_
-#endif
+  #ifdef TESSERA_CPU_SCORE_INL_H_
+    #undef TESSERA_CPU_SCORE_INL_H_
+  #else
+    #define TESSERA_CPU_SCORE_INL_H_
+  #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -38,8 +38,8 @@ HWY_INLINE void add_tile(float *HWY_RESTRICT s, const float *HWY_RESTRICT term, 
     hn::Store(hn::Add(hn::Load(d, s + x), hn::Load(d, term + x)), d, s + x);
 }
 
-// s -= slope * |distance - j|, where distance[row] is that of key 0 of the tile. Distances fit 32 bits
-// because lengths are below 2^31.
+// s -= slope * |distance - j|, where distance[row] is that of key 0 of the tile. Distances fit 32
+// bits because lengths are below 2^31.
 HWY_INLINE void alibi_tile(float *HWY_RESTRICT s, size_t n, size_t width,
                            const float *HWY_RESTRICT slope, const int32_t *HWY_RESTRICT distance) {
   const DF d;
@@ -83,7 +83,7 @@ HWY_INLINE void mask_tile(float *HWY_RESTRICT s, const float *HWY_RESTRICT term,
   }
 }
 
-#if HWY_TARGET != HWY_SCALAR
+  #if HWY_TARGET != HWY_SCALAR
 // High and low halves of a * b in 32-bit lanes.
 HWY_INLINE void multiply_wide(VU a, VU b, VU &high, VU &low) {
   const DU du;
@@ -117,21 +117,21 @@ HWY_INLINE void keep_line(float *at, VU word, VU threshold, VF factor) {
   const auto keep = hn::RebindMask(d, hn::Eq(hn::Max(word, threshold), word));
   hn::Store(hn::IfThenElseZero(keep, hn::Mul(hn::Load(d, at), factor)), d, at);
 }
-#endif
+  #endif
 
-// p = keep ? p * factor : 0 for keys key .. key + n - 1, key a multiple of 4. query, head: 32-bit words
-// of the counter per row (head is below 2^31, so its upper word is 0).
+// p = keep ? p * factor : 0 for keys key .. key + n - 1, key a multiple of 4. query, head: 32-bit
+// words of the counter per row (head is below 2^31, so its upper word is 0).
 HWY_INLINE void dropout_tile(float *HWY_RESTRICT p, size_t n, size_t width, int64_t key,
                              const uint32_t *HWY_RESTRICT query, const uint32_t *HWY_RESTRICT head,
                              tsri_dropout_key drop, uint64_t threshold, float factor) {
-#if HWY_TARGET == HWY_SCALAR
+  #if HWY_TARGET == HWY_SCALAR
   for (size_t j = 0; j < n; ++j)
     for (size_t x = 0; x < width; ++x) {
-      const int keep = tsri_dropout_keep(drop, threshold, head[x], query[x],
-                                         key + static_cast<int64_t>(j));
+      const int keep =
+          tsri_dropout_keep(drop, threshold, head[x], query[x], key + static_cast<int64_t>(j));
       p[j * width + x] = keep ? p[j * width + x] * factor : 0.0f;
     }
-#else
+  #else
   const DF d;
   const DU du;
   if (threshold > 0xffffffffu) {  // everything is dropped
@@ -152,7 +152,7 @@ HWY_INLINE void dropout_tile(float *HWY_RESTRICT p, size_t n, size_t width, int6
       if (j + 3 < n) keep_line(at + 3 * width, w3, limit, scale);
     }
   }
-#endif
+  #endif
 }
 
 // A line of a bias: n elements from element `offset` on, as float32.
@@ -175,15 +175,15 @@ HWY_INLINE size_t mask_line(const tsr_layout &layout, const void *base, int64_t 
   return ones;
 }
 
-// Clears the elements of a mask line whose block is off: keys key .. key + n - 1, block row starting
-// at element `offset`. Returns how many were cleared and had been 1.
+// Clears the elements of a mask line whose block is off: keys key .. key + n - 1, block row
+// starting at element `offset`. Returns how many were cleared and had been 1.
 HWY_INLINE size_t block_mask_line(const tsr_layout &layout, const void *base, int64_t offset,
                                   int64_t block_k, int64_t key, size_t n, float *HWY_RESTRICT dst) {
   size_t cleared = 0;
   for (size_t j = 0; j < n;) {
     const int64_t column = (key + static_cast<int64_t>(j)) / block_k;
-    const size_t end = static_cast<size_t>(
-        HWY_MIN(static_cast<int64_t>(n), (column + 1) * block_k - key));
+    const size_t end =
+        static_cast<size_t>(HWY_MIN(static_cast<int64_t>(n), (column + 1) * block_k - key));
     const bool on = static_cast<const uint8_t *>(base)[offset + column * layout.stride[3]] != 0;
     for (; j < end; ++j) {
       if (on) continue;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Choosing a function of a HWY_EXPORT table by target. Highway's own dispatch keeps the choice in a
-// process-wide variable; here each context may ask for another target (TSR_CPU_TARGET), so the index is
-// computed from the target and the tables are read directly. Included in once-only blocks.
+// process-wide variable; here each context may ask for another target (TSR_CPU_TARGET), so the
+// index is computed from the target and the tables are read directly. Included in once-only blocks.
 #ifndef TESSERA_CPU_TARGETS_H_
 #define TESSERA_CPU_TARGETS_H_
 

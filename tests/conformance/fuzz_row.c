@@ -140,7 +140,7 @@ static void draw_layouts(dice *d, fuzz_row *f) {
   if (chance(d, 50)) c->layout = (tsr_pattern)pick(d, plain, 7);
   if (chance(d, 25))
     for (i = 0; i < 6; ++i) *own[i] = (uint8_t)(pick(d, plain, 7) + 1);
-  if (chance(d, 6) && !c->page_size && !c->packed_k) {
+  if (chance(d, 6) && !c->page_size && !c->packed_k && !c->left_k) {
     c->layout_k = c->layout_v =
         (uint8_t)(1 + (chance(d, 50) ? TSR_PATTERN_SAME_BATCH : TSR_PATTERN_SAME_HEAD));
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole backward run, task by task through backends/cpu/backward_job.h, on one instruction set at a
-// time, against a plain double loop; and to the bit against itself with other panels and with tasks in
-// reverse order. Sequences that are one tile and longer ones take different ways to P and dS; both are
-// here, with trusted and untrusted LSE.
+// A whole backward run, task by task through backends/cpu/backward_job.h, on one instruction set at
+// a time, against a plain double loop; and to the bit against itself with other panels and with
+// tasks in reverse order. Sequences that are one tile and longer ones take different ways to P and
+// dS; both are here, with trusted and untrusted LSE.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,8 +118,10 @@ void solve(Case *c) {
       for (int64_t x = 0; x < s.dim_v; ++x) c->o.put(h, i, x, o[x]);
       for (int64_t x = 0; x < s.dim_qk; ++x) c->dq.put(h, i, x, dq[x]);
     }
-  for (size_t i = 0; i < dk.size(); ++i) tsri_store_f64(TSR_DTYPE_F32, c->dk.bytes.data(), i, dk[i]);
-  for (size_t i = 0; i < dv.size(); ++i) tsri_store_f64(TSR_DTYPE_F32, c->dv.bytes.data(), i, dv[i]);
+  for (size_t i = 0; i < dk.size(); ++i)
+    tsri_store_f64(TSR_DTYPE_F32, c->dk.bytes.data(), i, dk[i]);
+  for (size_t i = 0; i < dv.size(); ++i)
+    tsri_store_f64(TSR_DTYPE_F32, c->dv.bytes.data(), i, dv[i]);
 }
 
 struct Result {
@@ -178,8 +180,10 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
   job.dq = static_cast<float *>(tsri_workspace_take(&ws, 3 * rows * s.dim_qk, 4));
   job.scratch = static_cast<unsigned char *>(tsri_workspace_take(&ws, count.used, 1));
   const int64_t row_tasks = s.heads_kv * job.row_splits, key_tasks = 3 * s.heads_kv;
-  for (int64_t t = 0; t < row_tasks; ++t) kernels.backward_rows(&job, reverse ? row_tasks - 1 - t : t, 0);
-  for (int64_t t = 0; t < key_tasks; ++t) kernels.backward_keys(&job, reverse ? key_tasks - 1 - t : t, 0);
+  for (int64_t t = 0; t < row_tasks; ++t)
+    kernels.backward_rows(&job, reverse ? row_tasks - 1 - t : t, 0);
+  for (int64_t t = 0; t < key_tasks; ++t)
+    kernels.backward_keys(&job, reverse ? key_tasks - 1 - t : t, 0);
   for (int64_t t = 0; t < row_tasks; ++t)
     kernels.backward_queries(&job, reverse ? row_tasks - 1 - t : t, 0);
   free(memory);
@@ -187,14 +191,16 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
 }
 
 // offset: of the shape; float32 scores round at its size.
-void compare(const Tensor &got, const Tensor &want, float offset, const char *what, const char *name) {
+void compare(const Tensor &got, const Tensor &want, float offset, const char *what,
+             const char *name) {
   double most = 0;
   for (int64_t i = 0; i < want.heads * want.rows * want.dim; ++i)
     most = fmax(most, fabs((double)tsri_load_f32(TSR_DTYPE_F32, want.bytes.data(), i)));
   for (int64_t i = 0; i < want.heads * want.rows * want.dim; ++i) {
     const double a = tsri_load_f32(TSR_DTYPE_F32, got.bytes.data(), i);
     const double b = tsri_load_f32(TSR_DTYPE_F32, want.bytes.data(), i);
-    kernel_check(fabs(a - b) <= (1e-5 + 1e-7 * fabs((double)offset)) * (most + 1), "%s: %s[%d] is %g, not %g", what, name, (int)i, a, b);
+    kernel_check(fabs(a - b) <= (1e-5 + 1e-7 * fabs((double)offset)) * (most + 1),
+                 "%s: %s[%d] is %g, not %g", what, name, (int)i, a, b);
   }
 }
 
@@ -203,7 +209,7 @@ void compare(const Tensor &got, const Tensor &want, float offset, const char *wh
 void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   const tsr_window_kind none = TSR_WINDOW_NONE, corner = TSR_WINDOW_BOTTOM_RIGHT;
   const Shape shapes[] = {
-      {1, 1, 1, 1, 1, 1, none, 0},       {2, 1, 5, 33, 3, 7, none, 0},
+      {1, 1, 1, 1, 1, 1, none, 0},        {2, 1, 5, 33, 3, 7, none, 0},
       {3, 3, 40, 17, 16, 24, corner, 0},  // rows without keys
       {4, 2, 50, 64, 20, 9, corner, 0},   {2, 1, 70, 65, 8, 8, corner, 0},
       {4, 2, 90, 200, 33, 12, corner, 0}, {1, 1, 70, 300, 130, 5, none, 0},

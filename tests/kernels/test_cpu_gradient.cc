@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pieces that only backward has (backends/cpu/gradient-inl.h) against double arithmetic, once per
-// Highway target: the product over query lanes, P and dS of a tile, the derivative of the softcap.
+// The pieces that only backward has (backends/cpu/gradient-inl.h) against double arithmetic, once
+// per Highway target: the product over query lanes, P and dS of a tile, the derivative of the
+// softcap.
 #include <math.h>
 #include <string.h>
 
@@ -35,23 +36,25 @@ void test_rows_product() {
         const size_t ld = vectors * lanes;
         if ((n + 1) * ld > kMost || (m + 1) * ld > kMost) continue;
         float a[14 * 21];
-        for (size_t i = 0; i < m * lda; ++i) a[i] = i % lda < n ? kernel_uniform(14, i, -1, 1) : NAN;
+        for (size_t i = 0; i < m * lda; ++i)
+          a[i] = i % lda < n ? kernel_uniform(14, i, -1, 1) : NAN;
         for (size_t i = 0; i < n * ld; ++i) in_[i] = kernel_uniform(15, i, -1, 1);
-        for (size_t i = 0; i < (m + 1) * ld; ++i) out_[i] = other_[i] = kernel_uniform(16, i, -1, 1);
+        for (size_t i = 0; i < (m + 1) * ld; ++i)
+          out_[i] = other_[i] = kernel_uniform(16, i, -1, 1);
         rows_product(a, lda, m, n, in_, ld, out_);
         for (size_t i = 0; i < (m + 1) * ld; ++i) {
           double want = other_[i];
           for (size_t r = 0; i < m * ld && r < n; ++r)
             want += static_cast<double>(a[i / ld * lda + r]) * in_[r * ld + i % ld];
           kernel_check(i < m * ld ? fabs(out_[i] - want) < 4e-6 : out_[i] == other_[i],
-                       "keys %zu queries %zu vectors %zu: element %zu is %g, not %g", m, n, vectors, i,
-                       out_[i], want);
+                       "keys %zu queries %zu vectors %zu: element %zu is %g, not %g", m, n, vectors,
+                       i, out_[i], want);
         }
       }
 }
 
-// P and dS of a tile from a known state, and from the state found in it, against doubles. Hidden keys,
-// dropped pairs and rows without keys hold what must be selected away.
+// P and dS of a tile from a known state, and from the state found in it, against doubles. Hidden
+// keys, dropped pairs and rows without keys hold what must be selected away.
 void test_gradient_tiles() {
   const size_t lanes = hn::Lanes(DF()), n = 37;
   if (n * lanes > kMost) return;
@@ -70,8 +73,8 @@ void test_gradient_tiles() {
   memcpy(g, other_, n * lanes * 4);
   const size_t half = 20;  // two tiles, the first of them longer than a partial sum
   state_tile<true, true>(s, g, keep, half, lanes, unit, m, l, e);
-  state_tile<true, true>(s + half * lanes, g + half * lanes, keep + half * lanes, n - half, lanes, unit, m,
-                         l, e);
+  state_tile<true, true>(s + half * lanes, g + half * lanes, keep + half * lanes, n - half, lanes,
+                         unit, m, l, e);
   for (size_t r = 0; r < lanes; ++r) {
     double top = -HUGE_VAL, sum = 0, mean = 0;
     for (size_t j = 0; j < n; ++j) top = fmax(top, (double)in_[j * lanes + r]);
@@ -94,7 +97,8 @@ void test_gradient_tiles() {
   for (size_t i = 0; i < n * lanes; ++i) {
     const size_t r = i % lanes;
     const double p = in_[i] == -kInf ? 0 : exp2(((double)in_[i] - m[r]) * unit) * inverse[r];
-    const double ds = p == 0 ? 0 : p * ((keep[i] == 0 ? 0 : (double)keep[i] * other_[i]) - delta[r]);
+    const double ds =
+        p == 0 ? 0 : p * ((keep[i] == 0 ? 0 : (double)keep[i] * other_[i]) - delta[r]);
     kernel_check(fabs(s[i] - p * keep[i]) < 1e-6 && fabs(g[i] - ds) < 1e-6,
                  "row %zu: P %g, not %g; dS %g, not %g", r, s[i], p * keep[i], g[i], ds);
   }
@@ -107,8 +111,8 @@ void test_gradient_tiles() {
   state_tile<true, true>(whole_s, whole_g, keep, n, lanes, unit, whole_m, l, e);
   finish_tile<true, true>(whole_s, whole_g, keep, n, lanes, inverse, delta);
   for (size_t i = 0; i < n * lanes; ++i)
-    kernel_check(fabs(whole_s[i] - s[i]) < 1e-6 && fabs(whole_g[i] - g[i]) < 1e-6, "whole tile, element %zu",
-                 i);
+    kernel_check(fabs(whole_s[i] - s[i]) < 1e-6 && fabs(whole_g[i] - g[i]) < 1e-6,
+                 "whole tile, element %zu", i);
 }
 
 void test_softcap_gradient() {
@@ -134,11 +138,13 @@ void run_gradients() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "backends/cpu/targets.h"
+  #include "backends/cpu/targets.h"
 
 namespace tessera {
 HWY_EXPORT(run_gradients);
 }
 
-void kernel_test_gradients(int64_t target) { TSRI_CPU_FUNCTION(tessera, run_gradients, target)(); }
+void kernel_test_gradients(int64_t target) {
+  TSRI_CPU_FUNCTION(tessera, run_gradients, target)();
+}
 #endif

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Per-target pieces of the CPU backend against scalar arithmetic, on every Highway target that this
-// build has and this processor can run: 2^x, ln, tanh; conversions, exhaustively; the score steps and
-// the keep bits; the micro-kernels, every block shape against one another to the bit; the recurrence.
-// test_cpu_tasks.cc goes on with whole tasks.
+// build has and this processor can run: 2^x, ln, tanh; conversions, exhaustively; the score steps
+// and the keep bits; the micro-kernels, every block shape against one another to the bit; the
+// recurrence. test_cpu_tasks.cc goes on with whole tasks.
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,133 +33,8 @@ constexpr float kInf = __builtin_inff();
 
 HWY_ALIGN_MAX static float in_[kMost], out_[kMost], other_[kMost];
 
-// out_ = f(in_) for n values, n a multiple of the lanes.
-template <class F>
-HWY_INLINE void apply(size_t n, F f) {
-  const DF d;
-  for (size_t i = 0; i < n; i += hn::Lanes(d)) hn::Store(f(hn::Load(d, in_ + i)), d, out_ + i);
-}
-
-struct Exp2 {
-  HWY_INLINE VF operator()(VF x) const { return exp2_of(x); }
-};
-struct Log {
-  HWY_INLINE VF operator()(VF x) const { return log_of(x); }
-};
-struct Tanh {
-  HWY_INLINE VF operator()(VF x) const { return tanh_of(x); }
-};
-
-void test_exp2() {
-  double worst = 0;
-  for (int part = 0; part < 64; ++part) {
-    for (size_t i = 0; i < kMost; ++i)
-      in_[i] = kernel_uniform(1, part * kMost + i, -126.0f, part < 32 ? 0.0f : 20.0f) /
-               static_cast<float>(1 << (part % 8));
-    apply(kMost, Exp2());
-    for (size_t i = 0; i < kMost; ++i) worst = fmax(worst, fabs(out_[i] / exp2((double)in_[i]) - 1));
-  }
-  kernel_check(worst < 1.3e-7, "exp2: relative error %g", worst);
-  const float special[] = {0.0f,    -0.0f,   -kInf,   NAN,      -NAN,      -126.0f,
-                           -126.5f, -200.0f, -1e30f,  -149.0f,  -3.4e38f,  1e-40f};
-  const float expect[] = {1.0f, 1.0f, 0.0f, NAN, NAN, 0x1p-126f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 1.0f};
-  for (size_t i = 0; i < kMost; ++i) in_[i] = special[i % 12];
-  apply(kMost, Exp2());
-  for (size_t i = 0; i < kMost; ++i)
-    kernel_check(isnan(expect[i % 12]) ? isnan(out_[i]) : out_[i] == expect[i % 12],
-                 "exp2(%g) = %g, expected %g", in_[i], out_[i], expect[i % 12]);
-  // Probabilities stay normal numbers: products with subnormal ones are slow.
-  for (size_t i = 0; i < kMost; ++i) in_[i] = -125.0f - 30.0f * (float)i / kMost;
-  apply(kMost, Exp2());
-  for (size_t i = 0; i < kMost; ++i)
-    kernel_check(out_[i] == 0.0f || out_[i] >= 0x1p-126f, "exp2(%g) = %g is subnormal", in_[i], out_[i]);
-}
-
-void test_log() {
-  double worst = 0;
-  for (int part = 0; part < 32; ++part) {
-    for (size_t i = 0; i < kMost; ++i)
-      in_[i] = exp2f(kernel_uniform(2, part * kMost + i, part < 16 ? -0.6f : -20.0f,
-                                    part < 16 ? 0.6f : 100.0f));
-    apply(kMost, Log());
-    for (size_t i = 0; i < kMost; ++i) worst = fmax(worst, kernel_ulps(out_[i], log((double)in_[i])));
-  }
-  kernel_check(worst <= 1.5, "log: %g ulps", worst);
-  const float special[] = {1.0f, kInf, NAN};
-  for (size_t i = 0; i < kMost; ++i) in_[i] = special[i % 3];
-  apply(kMost, Log());
-  for (size_t i = 0; i < kMost; ++i)
-    kernel_check(i % 3 == 0 ? out_[i] == 0 : i % 3 == 1 ? out_[i] == kInf : isnan(out_[i]),
-                 "log(%g) = %g", in_[i], out_[i]);
-}
-
-void test_tanh() {
-  double worst = 0;
-  for (int part = 0; part < 32; ++part) {
-    for (size_t i = 0; i < kMost; ++i)
-      in_[i] = kernel_uniform(3, part * kMost + i, -12.0f, 12.0f) / static_cast<float>(1 << part % 16);
-    apply(kMost, Tanh());
-    for (size_t i = 0; i < kMost; ++i) worst = fmax(worst, kernel_ulps(out_[i], tanh((double)in_[i])));
-  }
-  kernel_check(worst <= 3.0, "tanh: %g ulps", worst);
-  const float special[] = {0.0f, kInf, -kInf, NAN, 1e30f, -1e30f, 1e-42f};
-  for (size_t i = 0; i < kMost; ++i) in_[i] = special[i % 7];
-  apply(kMost, Tanh());
-  for (size_t i = 0; i < kMost; ++i)
-    kernel_check(isnan(in_[i]) ? isnan(out_[i]) : out_[i] == tanhf(in_[i]), "tanh(%g) = %g", in_[i],
-                 out_[i]);
-}
-
-// Every 16-bit pattern to float32 and back; and floats at, just below and just above every tie.
-template <class E>
-void test_conversion(const char *name, float (*up)(uint16_t), uint16_t (*down)(float)) {
-  static uint16_t code[kMost], back[kMost];
-  for (size_t base = 0; base < 65536; base += kMost) {
-    for (size_t i = 0; i < kMost; ++i) code[i] = static_cast<uint16_t>(base + i);
-    load_row_any(E::kDtype, code, 0, 1, kMost, out_);
-    for (size_t i = 0; i < kMost; ++i) {
-      const float x = up(code[i]);
-      kernel_check(isnan(x) ? isnan(out_[i]) : memcmp(&x, &out_[i], 4) == 0, "%s 0x%04x -> %g, not %g",
-                   name, code[i], out_[i], x);
-    }
-    for (int step = -2; step <= 2; ++step) {
-      for (size_t i = 0; i < kMost; ++i) {
-        const float x = up(code[i]), y = up(static_cast<uint16_t>(code[i] + 1));
-        in_[i] = step == -2 ? x : static_cast<float>(((double)x + (double)y) / 2);
-        uint32_t bits;
-        memcpy(&bits, &in_[i], 4);
-        if (step > -2) bits += static_cast<uint32_t>(step);
-        memcpy(&in_[i], &bits, 4);
-      }
-      // An odd number of elements at an odd place, so that vectors and tail both take part.
-      store_row_any(E::kDtype, in_, kMost - 1, back, 1, 1);
-      for (size_t i = 0; i + 1 < kMost; ++i) {
-        const uint16_t want = down(in_[i]);
-        kernel_check(back[i + 1] == want || isnan(in_[i]), "%s: %a -> 0x%04x, not 0x%04x", name,
-                     (double)in_[i], back[i + 1], want);
-        kernel_check(!isnan(in_[i]) || isnan(up(back[i + 1])), "%s: NaN lost", name);
-      }
-    }
-  }
-  const float overflow[] = {65504.0f, 65519.996f, 65520.0f, 1e9f, 3.4e38f, kInf, -65520.0f, -kInf};
-  for (size_t i = 0; i < 64; ++i) in_[i] = overflow[i % 8];
-  store_row_any(E::kDtype, in_, 64, back, 0, 1);
-  for (size_t i = 0; i < 64; ++i)
-    kernel_check(back[i] == down(in_[i]), "%s: %a -> 0x%04x", name, (double)in_[i], back[i]);
-  // Strides.
-  for (size_t i = 0; i < kMost; ++i) back[i] = 0x1234;
-  store_row_any(E::kDtype, in_, 37, back, 5, 3);
-  for (size_t i = 0; i < 200; ++i) {
-    const bool written = i >= 5 && (i - 5) % 3 == 0 && (i - 5) / 3 < 37;
-    kernel_check(back[i] == (written ? down(in_[(i - 5) / 3]) : 0x1234), "%s: strided store", name);
-  }
-  load_row_any(E::kDtype, back, 5, 3, 37, out_);
-  for (size_t i = 0; i < 37; ++i)
-    kernel_check(out_[i] == up(back[5 + 3 * i]), "%s: strided load", name);
-}
-
 // Score steps against common/score.h and common/mask.h on a tile of n keys.
-void test_score_steps() {
+static void test_score_steps() {
   const size_t lanes = hn::Lanes(DF()), n = 13;
   HWY_ALIGN_MAX float slope[3 * 64];
   HWY_ALIGN_MAX int32_t lo[3 * 64], hi[3 * 64];
@@ -194,7 +69,8 @@ void test_score_steps() {
     }
     for (int32_t prefix = 0; prefix <= 13; prefix += 3) {
       for (size_t i = 0; i < count; ++i) out_[i] = i % 7 == 3 ? kInf : i % 11 == 5 ? NAN : in_[i];
-      for (size_t i = 0; i < count; ++i) other_[i] = kernel_uniform(7, i, 0.0f, 1.0f) < 0.7f ? 1.0f : 0.0f;
+      for (size_t i = 0; i < count; ++i)
+        other_[i] = kernel_uniform(7, i, 0.0f, 1.0f) < 0.7f ? 1.0f : 0.0f;
       interval_tile(out_, n, width, prefix, lo, hi);
       mask_tile(out_, other_, count);
       for (size_t j = 0; j < n; ++j)
@@ -202,7 +78,8 @@ void test_score_steps() {
           const tsri_mask_row row = {prefix, HWY_MAX(lo[r], prefix), hi[r]};
           const size_t i = j * width + r;
           const bool on = tsri_mask_allows(&row, static_cast<int64_t>(j)) && other_[i] != 0;
-          kernel_check(on == !(out_[i] == -kInf), "mask: key %zu row %zu prefix %d", j, r, (int)prefix);
+          kernel_check(on == !(out_[i] == -kInf), "mask: key %zu row %zu prefix %d", j, r,
+                       (int)prefix);
         }
     }
     HWY_ALIGN_MAX float top[3 * 64];
@@ -218,7 +95,7 @@ void test_score_steps() {
   }
 }
 
-void test_dropout() {
+static void test_dropout() {
   const size_t lanes = hn::Lanes(DF()), width = 2 * lanes, n = 11;
   HWY_ALIGN_MAX uint32_t query[2 * 64], head[2 * 64];
   if (width > 2 * 64) return;
@@ -227,7 +104,8 @@ void test_dropout() {
     query[r] = static_cast<uint32_t>(r * 2654435761u) & 0x7fffffffu;
     head[r] = static_cast<uint32_t>(r * 40503u);
   }
-  const uint64_t thresholds[] = {0, 1, 0x40000000u, 0x80000000u, 0xfffffffeu, 0xffffffffu, 1ull << 32};
+  const uint64_t thresholds[] = {0,           1,           0x40000000u, 0x80000000u,
+                                 0xfffffffeu, 0xffffffffu, 1ull << 32};
   for (uint64_t threshold : thresholds) {
     for (size_t i = 0; i < n * width; ++i) out_[i] = in_[i] = kernel_uniform(8, i, 0.1f, 1.0f);
     const int64_t first = (int64_t{1} << 31) - 64;
@@ -236,15 +114,17 @@ void test_dropout() {
       for (size_t r = 0; r < width; ++r) {
         const int keep = tsri_dropout_keep(key, threshold, head[r], query[r], first + (int64_t)j);
         kernel_check(out_[j * width + r] == (keep ? in_[j * width + r] * 1.25f : 0.0f),
-                     "keep bit of key %zu row %zu threshold %llx", j, r, (unsigned long long)threshold);
+                     "keep bit of key %zu row %zu threshold %llx", j, r,
+                     (unsigned long long)threshold);
       }
   }
 }
 
 // Lines of masks and bias.
-void test_lines() {
+static void test_lines() {
   static uint8_t bytes[256];
-  for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = kernel_uniform(9, i, 0, 1) < 0.5f ? 0 : (uint8_t)i;
+  for (size_t i = 0; i < sizeof bytes; ++i)
+    bytes[i] = kernel_uniform(9, i, 0, 1) < 0.5f ? 0 : (uint8_t)i;
   tsr_layout layout;
   memset(&layout, 0, sizeof layout);
   for (int bits = 0; bits <= 1; ++bits)
@@ -299,8 +179,9 @@ void tile_of(const float *k, int64_t ldk, size_t n, const float *q, size_t dim, 
   if (NV > 2) hn::Store(t2, d, at + 2 * lanes);
 }
 
-// A row's bits do not depend on the number of vectors, its lane, the keys after it or the dims after.
-void test_micro_kernels() {
+// A row's bits do not depend on the number of vectors, its lane, the keys after it or the dims
+// after.
+static void test_micro_kernels() {
   const size_t lanes = hn::Lanes(DF());
   const size_t dims[] = {1, 2, 3, 7, 8, 9, 37, 64, 128, 129, 200};
   const size_t keys[] = {1, 3, 8, 9, 24};
@@ -321,7 +202,8 @@ void test_micro_kernels() {
       for (size_t vectors = 1; vectors <= 3; ++vectors) {
         const size_t width = vectors * lanes;
         for (size_t x = 0; x < dim; ++x)
-          for (size_t r = 0; r < width; ++r) q[x * width + r] = kernel_uniform(11, x * 5 + r % 5, -1, 1);
+          for (size_t r = 0; r < width; ++r)
+            q[x * width + r] = kernel_uniform(11, x * 5 + r % 5, -1, 1);
         if (vectors == 1) tile_of<1>(k, ld, n, q, dim, k, ld, dim, s, o);
         if (vectors == 2) tile_of<2>(k, ld, n, q, dim, k, ld, dim, s, o);
         if (vectors == 3) tile_of<3>(k, ld, n, q, dim, k, ld, dim, s, o);
@@ -333,16 +215,18 @@ void test_micro_kernels() {
             top = fmax(top, p[j]);
           }
           for (size_t j = 0; j < n; ++j) sum += p[j] = exp2((p[j] - top) * 0.25);
-          kernel_check(fabs(s[n * width + r] - sum) < 1e-5 * sum, "dim %zu keys %zu: sum %g, not %g", dim,
-                       n, s[n * width + r], sum);
+          kernel_check(fabs(s[n * width + r] - sum) < 1e-5 * sum,
+                       "dim %zu keys %zu: sum %g, not %g", dim, n, s[n * width + r], sum);
           for (size_t x = 0; x < dim; ++x) {
             double want = 0.5;
             for (size_t j = 0; j < n; ++j) want += p[j] * k[j * ld + x];
-            kernel_check(fabs(o[x * width + r] - want) < 2e-5, "dim %zu keys %zu vectors %zu: %g, not %g",
-                         dim, n, vectors, o[x * width + r], want);
+            kernel_check(fabs(o[x * width + r] - want) < 2e-5,
+                         "dim %zu keys %zu vectors %zu: %g, not %g", dim, n, vectors,
+                         o[x * width + r], want);
             // Rows r and r % 5 have equal inputs.
-            kernel_check(memcmp(&o[x * width + r], &o[x * width + r % 5 % width], 4) == 0 || lanes == 1,
-                         "dim %zu keys %zu vectors %zu: lane %zu differs", dim, n, vectors, r);
+            kernel_check(
+                memcmp(&o[x * width + r], &o[x * width + r % 5 % width], 4) == 0 || lanes == 1,
+                "dim %zu keys %zu vectors %zu: lane %zu differs", dim, n, vectors, r);
           }
         }
         // The first row again, alone against the first vector of wider tiles.
@@ -359,7 +243,7 @@ void test_micro_kernels() {
   free(o);
 }
 
-void test_transposes() {
+static void test_transposes() {
   for (size_t n = 1; n <= 19; ++n) {
     const size_t width = 4 * kGroup;
     for (size_t i = 0; i < kGroup * n; ++i) in_[i] = (float)i;
@@ -376,67 +260,12 @@ void test_transposes() {
   }
 }
 
-// Folding tiles, and merging states, equals one softmax over all.
-void test_recurrence() {
-  const DF d;
-  const VF unit = hn::Set(d, 1.4426950408889634f), nat = hn::Set(d, 1.0f);
-  for (int kind = 0; kind < 5; ++kind) {
-    VF m = Recurrence::start_max(), l = Recurrence::start_sum(), acc = hn::Zero(d);
-    double sum = 0, value = 0, top = -HUGE_VAL;
-    for (int tile = 0; tile < 4; ++tile)
-      for (int j = 0; j < 8; ++j) {
-        float s = kernel_uniform(12 + kind, tile * 8 + j, -30, 30);
-        if (kind == 1 && tile < 2) s = -kInf;  // starts with empty tiles
-        if (kind == 2) s = -kInf;              // nothing allowed
-        if (kind == 3 && tile == 2 && j == 3) s = NAN;
-        if (kind == 4) s = 3e38f;              // would overflow if scaled before the subtraction
-        const VF old = m, vs = hn::Set(d, s);
-        m = Recurrence::new_max(m, vs);
-        const VF ref = Recurrence::reference(m), alpha = Recurrence::correction_in(unit, old, ref);
-        const VF p = Recurrence::prob_in(unit, vs, ref);
-        l = Recurrence::new_sum(l, alpha, p);
-        acc = hn::MulAdd(p, hn::Set(d, (float)j), Recurrence::rescale(acc, alpha));
-        if (kind == 3 || s == -kInf) continue;
-        if (s > top) {
-          const double move = s == top ? 1 : exp(top - s);
-          sum *= move;
-          value *= move;
-          top = s;
-        }
-        sum += exp(s - top);
-        value += j * exp(s - top);
-      }
-    const float o = hn::GetLane(hn::Mul(acc, Recurrence::inverse_sum(l)));
-    const float lse = hn::GetLane(Recurrence::log_sum_exp_in(nat, m, l));
-    if (kind == 2)
-      kernel_check(o == 0 && lse == -kInf, "empty row: O %g LSE %g", o, lse);
-    else if (kind == 3)
-      kernel_check(isnan(o) && isnan(lse), "NaN score: O %g LSE %g", o, lse);
-    else
-      kernel_check(fabs(o - value / sum) < 1e-5 && kernel_ulps(lse, top + log(sum)) < 4,
-                   "kind %d: O %g, not %g; LSE %.9g, not %.9g", kind, o, value / sum, lse,
-                   top + log(sum));
-  }
-  const VF empty = hn::Set(d, -kInf), five = hn::Set(d, 5.0f);
-  kernel_check(hn::GetLane(Recurrence::weight(empty, empty)) == 0, "weight of an empty part among none");
-  kernel_check(hn::GetLane(Recurrence::weight(empty, five)) == 0, "weight of an empty part");
-  kernel_check(hn::GetLane(Recurrence::weight(five, five)) == 1, "weight of the largest part");
-  kernel_check(hn::GetLane(Recurrence::merged_lse(five, nat)) == 5, "LSE of one part and empty ones");
-  kernel_check(hn::GetLane(Recurrence::merged_lse(empty, hn::Zero(d))) == -kInf, "LSE of empty parts");
-}
-
 void run_all() {
-  test_exp2();
-  test_log();
-  test_tanh();
-  test_conversion<F16>("f16", tsri_f16_to_float, tsri_float_to_f16);
-  test_conversion<BF16>("bf16", tsri_bf16_to_float, tsri_float_to_bf16);
   test_score_steps();
   test_dropout();
   test_lines();
   test_micro_kernels();
   test_transposes();
-  test_recurrence();
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -445,7 +274,7 @@ void run_all() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include "backends/cpu/targets.h"
+  #include "backends/cpu/targets.h"
 
 namespace tessera {
 HWY_EXPORT(run_all);
@@ -488,12 +317,14 @@ int main() {
     const int64_t target = targets & -targets;
     const int64_t before = kernel_test_checks;
     kernel_test_target = hwy::TargetName(target);
+    kernel_test_lanes(target);
     TSRI_CPU_FUNCTION(tessera, run_all, target)();
     kernel_test_gradients(target);
     kernel_test_tasks(index);
     printf("%-8s %lld checks\n", kernel_test_target, (long long)(kernel_test_checks - before));
   }
-  printf("%lld checks, %lld failures\n", (long long)kernel_test_checks, (long long)kernel_test_failures);
+  printf("%lld checks, %lld failures\n", (long long)kernel_test_checks,
+         (long long)kernel_test_failures);
   return kernel_test_failures != 0 || kernel_test_checks == 0;
 }
 #endif

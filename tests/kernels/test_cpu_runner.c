@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The thread runner of the CPU backend: every index once, no worker twice at once, the caller's runner
-// when there is one and its failure passed on, and the calling thread alone inside a parallel region of
-// the caller's. A plain program, so that it runs under the thread sanitizer too.
+// The thread runner of the CPU backend: every index once, no worker twice at once, the caller's
+// runner when there is one and its failure passed on, and the calling thread alone inside a
+// parallel region of the caller's. A plain program, so that it runs under the thread sanitizer too.
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

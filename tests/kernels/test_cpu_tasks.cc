@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole tasks of the forward kernel through backends/cpu/kernels.h, on one instruction set at a time:
-// each row of kernels.def against a plain double loop, and to the bit against itself with other tiles
-// of rows, in a larger batch, with packed rows, and with a window that equals the causal mask. Buffers
-// end at an unreadable page, and what must not be read is NaN.
+// Whole tasks of the forward kernel through backends/cpu/kernels.h, on one instruction set at a
+// time: each row of kernels.def against a plain double loop, and to the bit against itself with
+// other tiles of rows, in a larger batch, with packed rows, and with a window that equals the
+// causal mask. Buffers end at an unreadable page, and what must not be read is NaN.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,8 +46,8 @@ struct Shape {
   tsr_dtype dtype;
   tsr_window_kind window;
   int64_t left, right, prefix;
-  int64_t first_q;  // queries and keys are numbered from here in the random stream: a part of a larger
-                    // problem has the numbers of the larger one
+  int64_t first_q;  // queries and keys are numbered from here in the random stream: a part of a
+                    // larger problem has the numbers of the larger one
 };
 
 struct Result {
@@ -168,8 +168,9 @@ void check(const Shape &s, const Result &result, const char *what) {
                      "%s: LSE of row %d is %g, not %g", what, (int)i, result.lse[at], lse);
         for (int64_t x = 0; x < s.dim_v; ++x) {
           const double want = sum > 0 ? o[x] / sum : 0;
-          kernel_check(fabs(result.o[at * s.dim_v + x] - want) < 1e-5, "%s: O[%d][%d] is %g, not %g", what,
-                       (int)i, (int)x, result.o[at * s.dim_v + x], want);
+          kernel_check(fabs(result.o[at * s.dim_v + x] - want) < 1e-5,
+                       "%s: O[%d][%d] is %g, not %g", what, (int)i, (int)x,
+                       result.o[at * s.dim_v + x], want);
         }
       }
 }

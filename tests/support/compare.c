@@ -47,6 +47,7 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
     if (fabs(ref->x[i]) > e.ref_max) e.ref_max = fabs(ref->x[i]);
     if (d > e.max) e.max = d, e.worst = i;
     e.finite++;
+    if (i < ref->dim[3] || ref->x[i] != ref->x[i - ref->dim[3]]) e.distinct++;
   }
   if (e.finite) {
     e.rms = sqrt(sum / (double)e.finite);
@@ -67,7 +68,7 @@ tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_out
                          tsr_dtype dtype, double scores) {
   tsri_dtype_info info = tsri_dtype_describe(dtype);
   double largest = error->ref_max, typical = error->ref_rms;
-  double spread = error->finite ? 1 + 2 / sqrt((double)error->finite) : 1;
+  double spread = error->distinct ? 1 + 2 / sqrt((double)error->distinct) : 3;
   tsr_bound bound;
   if (output == TSR_OUTPUT_LSE || output == TSR_OUTPUT_MAX_LOGIT) {
     largest = fmax(largest, 1);

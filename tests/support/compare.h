@@ -8,7 +8,7 @@
 // u is the roundoff of the output's dtype, R the largest |ref64| (at least 1 for LSE, which is a
 // logarithm: its absolute error is what a merge sees). S is the largest |LSE|, standing for the
 // scores: a float32 score s is off by about 2^-24 |s|, and its exponential by that much relatively.
-// The factor of the RMS is the spread of an RMS over n elements; it only matters when they are few.
+// The factor of the RMS is the spread of an RMS over n different elements; it matters when they are few.
 #ifndef TESSERA_TESTS_SUPPORT_COMPARE_H_
 #define TESSERA_TESTS_SUPPORT_COMPARE_H_
 
@@ -26,6 +26,7 @@ typedef struct tsr_error {
   double max, rms;
   double ref_max, ref_rms; /* of the finite elements of the reference */
   int64_t finite;          /* elements that were compared as numbers */
+  int64_t distinct;        /* of them, those that do not repeat the row before in the reference */
   int64_t worst;           /* index of the largest error */
   int64_t broken;          /* first element that disagrees about NaN or infinity; -1: none */
 } tsr_error;

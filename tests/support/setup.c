@@ -64,6 +64,7 @@ tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *le
   form.packed_q = form.packed_k = form.no_bound = form.index_i64 = form.mask_bits = false;
   form.lead = form.page_size = form.share = 0;
   form.determinism = TSR_DETERMINISM_DEFAULT;
+  form.no_lse = false; /* bounds want the size of the scores */
   return form;
 }
 

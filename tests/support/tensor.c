@@ -166,9 +166,11 @@ void tsr_buffer_write_row(tsr_buffer *buffer, int64_t b, int64_t h, int64_t s, c
     }
     if (buffer->mark) buffer->mark[offset] = 1;
   }
-  if (!buffer->sparse) return;
+  if (!buffer->sparse || buffer->dim[3] == 0) return;
   int64_t unit = buffer->dtype == TSR_DTYPE_BIT ? 8 : 1; /* elements that are poisoned together */
-  for (d = (offset + unit - 1) / unit; d < offset / unit + 64 && (d + 1) * unit <= buffer->elements; ++d)
+  int64_t end = offset - buffer->stride[3] + 1; /* a broadcast axis does not move offset */
+  int64_t first = (end + unit - 1) / unit;
+  for (d = first; d < first + 64 && (d + 1) * unit <= buffer->elements; ++d)
     tsr_test_poison(buffer->dtype, buffer->block.data, d);
 }
 
