@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One public header, TSR_TEST_HEADER, compiled first and alone in strict C11, twice to prove its guard,
-// with every initialiser macro it offers used under -Wall -Wextra. header_alone.cc is the C++17 twin.
+// with every initialiser macro it offers used under -Wall -Wextra. header_alone.cc compiles the same text as C++17.
 #if defined(TSR_TEST_HEADER_dlpack)
 #include <dlpack/dlpack.h>
 #endif

@@ -9,6 +9,9 @@
 #include "common/dtype.h"
 #include "numeric.h"
 
+/* Probabilities below the smallest normal float32, 2^-126, may be taken for zero; a row has many. */
+#define FLUSHED 0x1p-120
+
 /* Whether an element is not comparable as a number; *broken when the sides disagree. */
 static bool special(double x, double ref, tsr_dtype dtype, bool allow_nan, bool *broken) {
   *broken = false;
@@ -82,6 +85,8 @@ tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_out
   bound.max =
       2 * naive->max + (info.max_slack * info.roundoff + scores * 0x1p-24) * largest;
   bound.rms = spread * (info.rms_factor * naive->rms + info.rms_slack * info.roundoff * typical);
+  bound.max += FLUSHED;
+  bound.rms += FLUSHED;
   return bound;
 }
 

@@ -5,10 +5,10 @@
 // the case asks for it. The bound comes from the baseline's own error and the constants of dtype.def:
 //   max|x - ref64| <= 2 max|naive - ref64| + (max_slack u + S 2^-24) R
 //   rms(x - ref64) <= (1 + 2 / sqrt n) (rms_factor rms(naive - ref64) + rms_slack u rms(ref64))
-// u is the roundoff of the output's dtype, R the largest |ref64| (at least 1 for LSE, which is a
-// logarithm: its absolute error is what a merge sees). S is the largest |LSE|, standing for the
-// scores: a float32 score s is off by about 2^-24 |s|, and its exponential by that much relatively.
-// The factor of the RMS is the spread of an RMS over n different elements; it matters when they are few.
+// both plus 2^-120, where float32 ends. u is the roundoff of the output's dtype, R the largest |ref64|
+// (at least 1 for LSE, a logarithm: its absolute error is what a merge sees). S is the largest |LSE|,
+// standing for the scores: a float32 score s is off by about 2^-24 |s|, and its exponential by that
+// much relatively. The factor of the RMS is the spread of an RMS over n different elements.
 #ifndef TESSERA_TESTS_SUPPORT_COMPARE_H_
 #define TESSERA_TESTS_SUPPORT_COMPARE_H_
 
