@@ -21,6 +21,10 @@ trap 'rm -f "$log"' EXIT
 echo "built in $((SECONDS - started)) s: build/lib/libtessera.so, build/cli/tessera"
 echo
 
+# Threads that spin at the end of a parallel region use up their time slice if other work runs on the
+# machine, and a call of microseconds then takes a scheduler's tick. Spin briefly, then sleep.
+if [ -z "${OMP_WAIT_POLICY:-}" ]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-100}"; fi
+
 build/cli/tessera info
 echo
 build/cli/tessera demo tests/data/real_qkv.safetensors "$@"
