@@ -58,7 +58,7 @@ void test_rows_product() {
 void test_gradient_tiles() {
   const size_t lanes = hn::Lanes(DF()), n = 37;
   if (n * lanes > kMost) return;
-  static float keep[kMost] HWY_ALIGN_MAX, s[kMost] HWY_ALIGN_MAX, g[kMost] HWY_ALIGN_MAX;
+  HWY_ALIGN_MAX static float keep[kMost], s[kMost], g[kMost];
   HWY_ALIGN_MAX float m[64], l[64], e[64], inverse[64], delta[64];
   const float unit = 0.7f;
   for (size_t i = 0; i < n * lanes; ++i) {
@@ -103,10 +103,11 @@ void test_gradient_tiles() {
                  "row %zu: P %g, not %g; dS %g, not %g", r, s[i], p * keep[i], g[i], ds);
   }
   // A tile that is all keys, its state at hand: the same to rounding.
-  float *whole_s = out_, whole_m[64] HWY_ALIGN_MAX;
+  float *whole_s = out_;
+  HWY_ALIGN_MAX float whole_m[64];
   for (size_t r = 0; r < lanes; ++r) whole_m[r] = -kInf, l[r] = e[r] = 0;
   memcpy(whole_s, in_, n * lanes * 4);
-  static float whole_g[kMost] HWY_ALIGN_MAX;
+  HWY_ALIGN_MAX static float whole_g[kMost];
   memcpy(whole_g, other_, n * lanes * 4);
   state_tile<true, true>(whole_s, whole_g, keep, n, lanes, unit, whole_m, l, e);
   finish_tile<true, true>(whole_s, whole_g, keep, n, lanes, inverse, delta);
