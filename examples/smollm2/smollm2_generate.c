@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a real language model, SmolLM2-135M-Instruct, with every attention layer computed by
+// Runs a real decoder, SmolLM2-135M-Instruct, with every attention layer computed by
 // Tessera: two prompts of different lengths are read in one packed batch, then both are continued a
 // token at a time from a paged key/value cache that they share. 9 query heads use 3 key/value
 // heads.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Real attention inputs (tests/data/README.md): Q, K, V of layers of two language models on real text,
+// Real attention inputs (tests/data/README.md): Q, K, V of layers of two models on real text,
 // in float32, float16 and bfloat16, with GQA and causal masks. Every backend against the reference, and
 // the reference against the outputs stored with them, which another program computed.
 #include <criterion/criterion.h>
