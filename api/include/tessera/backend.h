@@ -144,13 +144,19 @@ typedef struct tsr_backend {
  * with TSR_BACKEND_ENTRY(name) { return &vtable; } and use host_abi. */
 typedef const tsr_backend *(*tsr_backend_entry_fn)(uint32_t host_abi);
 
+#ifdef __cplusplus
+#define TSR_BACKEND_LINKAGE extern "C"
+#else
+#define TSR_BACKEND_LINKAGE extern
+#endif
 #if defined(TSR_BUILDING_PLUGIN)
-#define TSR_BACKEND_ENTRY(name)                                                        \
-  __attribute__((visibility("default"))) const tsr_backend *tsr_backend_entry(uint32_t host_abi); \
+#define TSR_BACKEND_ENTRY(name)                                                           \
+  TSR_BACKEND_LINKAGE __attribute__((visibility("default"))) const tsr_backend *          \
+  tsr_backend_entry(uint32_t host_abi);                                                   \
   const tsr_backend *tsr_backend_entry(uint32_t host_abi)
 #else
-#define TSR_BACKEND_ENTRY(name)                                     \
-  const tsr_backend *tsr_backend_entry_##name(uint32_t host_abi);   \
+#define TSR_BACKEND_ENTRY(name)                                                           \
+  TSR_BACKEND_LINKAGE const tsr_backend *tsr_backend_entry_##name(uint32_t host_abi);     \
   const tsr_backend *tsr_backend_entry_##name(uint32_t host_abi)
 #endif
 
