@@ -132,10 +132,18 @@ HWY_INLINE VF kept(VF x, VF keep) {
   return hn::IfThenZeroElse(hn::Eq(keep, hn::Zero(d)), hn::Mul(x, keep));
 }
 
-// P (dP - D), and 0 by selection where P is 0 (masked, tail, empty row): dP may be anything there.
-HWY_INLINE VF score_gradient(VF p, VF dp, VF delta) {
-  const DF d;
-  return hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), hn::Mul(p, hn::Sub(dp, delta)));
+// Whether a score is hidden from its row (mask, tail, empty row). Only such a pair is cleared by
+// selection, because dP may be anything there. An allowed key whose P underflows to 0 is not: a NaN
+// in its V or dP has to show.
+HWY_INLINE auto hidden_score(VF s) {
+  return hn::Eq(s, hn::Set(DF(), -__builtin_inff()));
+}
+
+// -0 stands for a hidden pair between the two passes over a tile: 2^x is never negative.
+HWY_INLINE auto hidden_weight(VF w) {
+  const DI di;
+  const VI minus_zero = hn::BitCast(di, hn::Set(DF(), -0.0f));
+  return hn::RebindMask(DF(), hn::Eq(hn::BitCast(di, w), minus_zero));
 }
 
 // Rows whose state is known: S to P (after dropout) in s; with kGrad, dP to dS in g. unit: from
@@ -151,13 +159,15 @@ HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
   for (size_t x = 0; x < width; x += hn::Lanes(d)) {
     const VF r = hn::Load(d, ref + x), scale = hn::Load(d, inverse + x), e = hn::Load(d, delta + x);
     for (size_t j = 0, i = x; j < n; ++j, i += width) {
-      VF p = hn::Mul(Recurrence::prob_in(u, hn::Load(d, s + i), r), scale);
+      const VF score = hn::Load(d, s + i);
+      const auto hidden = hidden_score(score);
+      VF p = hn::IfThenZeroElse(hidden, hn::Mul(Recurrence::prob_in(u, score, r), scale));
       VF k = p;
       if constexpr (kDrop) k = hn::Load(d, keep + i);
       if constexpr (kGrad) {
         VF dp = hn::Load(d, g + i);
         if constexpr (kDrop) dp = kept(dp, k);
-        hn::Store(score_gradient(p, dp, e), d, g + i);
+        hn::Store(hn::IfThenZeroElse(hidden, hn::Mul(p, hn::Sub(dp, e))), d, g + i);
       }
       if constexpr (kDrop) p = kept(p, k);
       hn::Store(p, d, s + i);
@@ -166,8 +176,8 @@ HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
 }
 
 // Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit))
-// and, with kGrad, e (sum of w dP). Leaves w in s and dP after dropout in g. Sums go by 16 keys,
-// which keeps rounding errors from growing with the tile.
+// and, with kGrad, e (sum of w dP). Leaves w (-0 where hidden) in s and dP after dropout in g. Sums
+// go by 16 keys, which keeps rounding errors from growing with the tile.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                            const float *HWY_RESTRICT keep, size_t n, size_t width, float unit,
@@ -185,13 +195,15 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
     for (size_t j0 = 0; j0 < n; j0 += kSum) {
       VF part = zero, part_e = zero;
       for (size_t j = j0, i = x + j0 * width; j < HWY_MIN(n, j0 + kSum); ++j, i += width) {
-        const VF p = Recurrence::prob_in(u, hn::Load(d, s + i), ref);
+        const VF score = hn::Load(d, s + i);
+        const auto hidden = hidden_score(score);
+        const VF p = hn::IfThenZeroElse(hidden, Recurrence::prob_in(u, score, ref));
         part = hn::Add(part, p);
-        hn::Store(p, d, s + i);
+        hn::Store(hn::IfThenElse(hidden, hn::Set(d, -0.0f), p), d, s + i);
         if constexpr (kGrad) {
           VF dp = hn::Load(d, g + i);
           if constexpr (kDrop) dp = kept(dp, hn::Load(d, keep + i));
-          part_e = hn::Add(part_e, hn::IfThenZeroElse(hn::Eq(p, zero), hn::Mul(p, dp)));
+          part_e = hn::Add(part_e, hn::IfThenZeroElse(hidden, hn::Mul(p, dp)));
           hn::Store(dp, d, g + i);
         }
       }
@@ -214,8 +226,13 @@ HWY_INLINE void finish_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
   for (size_t x = 0; x < width; x += hn::Lanes(d)) {
     const VF factor = hn::Load(d, scale + x), e = hn::Load(d, delta + x);
     for (size_t j = 0, i = x; j < n; ++j, i += width) {
-      VF p = hn::Mul(hn::Load(d, s + i), factor);
-      if constexpr (kGrad) hn::Store(score_gradient(p, hn::Load(d, g + i), e), d, g + i);
+      const VF w = hn::Load(d, s + i);
+      const auto hidden = hidden_weight(w);
+      VF p = hn::IfThenZeroElse(hidden, hn::Mul(w, factor));
+      if constexpr (kGrad) {
+        const VF ds = hn::Mul(p, hn::Sub(hn::Load(d, g + i), e));
+        hn::Store(hn::IfThenZeroElse(hidden, ds), d, g + i);
+      }
       if constexpr (kDrop) p = kept(p, hn::Load(d, keep + i));
       hn::Store(p, d, s + i);
     }
