@@ -50,8 +50,9 @@ extern "C" {
  *  - LSE uses the natural logarithm, is float32, includes the sink, and is taken before dropout.
  *  - Memory beyond a sequence's end, before its left padding, in a page that no sequence refers to,
  *    or in a gap between strides may hold anything (NaN too): it is never read into a result. Keys
- *    inside a sequence that a mask hides must be finite. NaN and infinities in allowed elements
- *    propagate as IEEE arithmetic says.
+ *    inside a sequence that a mask hides must be finite; likewise, a row of Q or dO that is not
+ *    finite may reach the gradients of keys that a mask hides from it. NaN and infinities in
+ *    allowed elements propagate as IEEE arithmetic says.
  *  - Rows of O, LSE and the gradients that lie in a sequence's slot but outside its used part are
  *    written as zero (LSE and row maximum: -inf). Rows that belong to no slot are not touched.
  *  - Softmax state and sums are float32 or wider, whatever the dtype of the tensors.
