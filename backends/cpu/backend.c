@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "amx.h"
 #include "backward.h"
 #include "device.h"
 #include "forward.h"
@@ -19,22 +20,27 @@ typedef struct cpu_state {
   tsri_cpu_kernels kernels;
   tsri_cpu_device device;
   tsri_cpu_runner runner;
+  const char *no_amx; /* why AMX tiles cannot be used, or NULL */
 } cpu_state;
 
 typedef struct cpu_kernel {
   tsr_kernel_info info;
   tsr_dtype dtype;
+  int amx;            /* 1: on AMX tiles */
   int64_t rows, keys; /* largest tile */
 } cpu_kernel;
 
 /* Pass of a row's operation. */
 enum { cpu_pass_fwd = TSR_PASS_FORWARD, cpu_pass_bwd = TSR_PASS_BACKWARD };
+/* Unit of a row. */
+enum { cpu_unit_cpu = 0, cpu_unit_amx = 1 };
 
 static const cpu_kernel cpu_kernels[] = {
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k)                           \
-  {{#op "_" #type "_" #tier "_" #mask "__cpu_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
-   TSR_DTYPE_##TYPE,                                                                \
-   q,                                                                               \
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k)                            \
+  {{#op "_" #type "_" #tier "_" #mask "__" #unit "_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
+   TSR_DTYPE_##TYPE,                                                                      \
+   cpu_unit_##unit,                                                                       \
+   q,                                                                                     \
    k},
 #include "kernels.def"
 #undef TSRI_CPU_KERNEL
@@ -81,14 +87,17 @@ static tsr_status cpu_probe(const tsr_host *host, void **out, tsr_reason *detail
   state->kernels = kernels;
   state->device = tsri_cpu_device_read();
   state->runner = tsri_cpu_runner_of(host);
+  state->no_amx = kernels.amx_forward ? tsri_cpu_amx_missing()
+                                      : "the instruction set in use has no AMX tiles";
   used = (size_t)snprintf(text, size, "%s", kernels.target);
   for (i = 0; used < size && tsri_cpu_kernels_at(i, &other); ++i)
     if (strcmp(other.target, kernels.target) != 0)
       used += (size_t)snprintf(text + used, size - used, "%s%s",
                                strchr(text, '(') ? ", " : " (also ", other.target);
   if (used < size)
-    snprintf(text + used, size - used, "%s; %d thread%s", strchr(text, '(') ? ")" : "",
-             (int)state->runner.threads, state->runner.threads == 1 ? "" : "s");
+    snprintf(text + used, size - used, "%s%s; %d thread%s", strchr(text, '(') ? ")" : "",
+             state->no_amx ? "" : ", AMX tiles", (int)state->runner.threads,
+             state->runner.threads == 1 ? "" : "s");
   *out = state;
   return TSR_STATUS_SUCCESS;
 }
@@ -119,7 +128,8 @@ static tsr_status cpu_device_info(void *opaque, int32_t index, tsr_device_info *
   info->memory_bytes = state->device.memory_bytes;
   info->peak_flops_f32 =
       state->device.clock * state->kernels.lanes * (state->kernels.fused ? 4 : 2) * threads;
-  info->peak_flops_16 = info->peak_flops_f32; /* 16-bit inputs are expanded to float32 */
+  info->peak_flops_16 = info->peak_flops_f32; /* 16-bit inputs are expanded to float32, or: */
+  if (!state->no_amx) info->peak_flops_16 = state->device.clock * TSRI_CPU_AMX_FLOPS * threads;
   info->bandwidth = state->device.bandwidth * (threads < 8 ? threads : 8);
   return TSR_STATUS_SUCCESS;
 }
@@ -142,7 +152,7 @@ static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_reso
   plan.pass = k->info.pass;
   if (plan.pass == TSR_PASS_FORWARD)
     plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
-                                         k->rows, k->keys);
+                                         k->amx, k->rows, k->keys);
   else
     plan.backward = tsri_cpu_backward_plan_of(problem, &state->kernels, &state->runner,
                                               &state->device, k->keys);
@@ -173,6 +183,10 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
              unknown & TSR_FEATURE_SCALES ? "scales of 8-bit tensors"
                                           : "a feature this backend does not know",
              (unsigned)unknown);
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  if (cpu_kernels[kernel].amx && state->no_amx) {
+    snprintf(reason->text, sizeof reason->text, "%s", state->no_amx);
     return TSR_STATUS_NOT_SUPPORTED;
   }
   plan = make_plan(state, kernel, problem);

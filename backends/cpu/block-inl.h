@@ -34,7 +34,7 @@ struct Keys {
 // Rows [row, row + n) of K or V of (b, g): in place if they are float32 rows at one distance, else
 // converted and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them
 // would fall into at most four sets of L1. line: room for n elements.
-static HWY_NOINLINE Keys load_keys(const tsri_pages &pages, const tsr_layout &layout,
+static HWY_NOINLINE HWY_MAYBE_UNUSED Keys load_keys(const tsri_pages &pages, const tsr_layout &layout,
                                    const void *base, size_t dim, int64_t b, int64_t g, int64_t row,
                                    size_t n, float *buffer, float *line) {
   const int64_t count = static_cast<int64_t>(n), *stride = layout.stride;

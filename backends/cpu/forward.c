@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "amx.h"
 #include "common/dtype.h"
 
 static int64_t min64(int64_t a, int64_t b) {
@@ -37,9 +38,9 @@ static int64_t keys_per_step(const tsri_cpu_kernels *kernels, const tsri_cpu_dev
 
 static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                              const tsri_cpu_runner *runner, const tsri_cpu_device *device,
-                             int64_t most) {
+                             int amx, int64_t most) {
   const tsr_problem *p = &problem->p;
-  const int64_t block = 3 * kernels->lanes;
+  const int64_t block = (amx ? 2 : 3) * kernels->lanes;
   const int64_t row_bytes = (p->dim_qk + p->dim_v) * (int64_t)sizeof(float);
   const int64_t rows = tsri_mul_sat(p->seq_q, problem->group); /* of one sequence and KV head */
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
@@ -52,14 +53,15 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
 
 tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                                     const tsri_cpu_runner *runner, const tsri_cpu_device *device,
-                                    int64_t most_rows, int64_t most_keys) {
+                                    int amx, int64_t most_rows, int64_t most_keys) {
   tsri_cpu_plan plan;
   plan.problem = problem;
   plan.kernels = *kernels;
   plan.runner = *runner;
   plan.tiles.lanes = kernels->lanes;
-  plan.tiles.rows = rows_per_task(problem, kernels, runner, device, most_rows);
-  plan.tiles.keys = keys_per_step(kernels, device, most_keys);
+  plan.tiles.amx = amx;
+  plan.tiles.rows = rows_per_task(problem, kernels, runner, device, amx, most_rows);
+  plan.tiles.keys = amx ? most_keys : keys_per_step(kernels, device, most_keys);
   return plan;
 }
 
@@ -101,16 +103,18 @@ void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device 
   const double keys = tsri_cpu_mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
   const double bytes_in = tsri_dtype_bytes(p->k.dtype), bytes_q = tsri_dtype_bytes(p->q.dtype);
   const double bytes_out = tsri_dtype_bytes(p->o.dtype);
-  const double lanes = (double)tiles->lanes, threads = plan->runner.threads;
+  const double lanes = (double)tiles->lanes * (tiles->amx ? 2 : 1);
+  const double threads = plan->runner.threads;
   const double tasks = ceil(rows / (double)tiles->rows);
   const double filled = rows > 0 ? rows / (ceil(rows / lanes) * lanes) : 1;
   /* A head whose K and V fit in L2 is read from slow memory once, else once per task. */
   const double passes = (double)p->seq_k * dims * bytes_in <= (double)device->l2_bytes / 2
                             ? min64(1, (int64_t)tasks)
                             : tasks;
-  const double peak = device->clock * lanes * (plan->kernels.fused ? 4 : 2);
-  double efficiency = 0.7 * filled, parallel = fmin(threads, fmax(1, pairs * tasks));
-  if (rows < 3 * lanes) efficiency *= 0.6; /* one or two vectors of rows: more loads per product */
+  const double peak = tiles->amx ? device->clock * TSRI_CPU_AMX_FLOPS
+                                 : device->clock * lanes * (plan->kernels.fused ? 4 : 2);
+  double efficiency = (tiles->amx ? 0.3 : 0.7) * filled, parallel = fmin(threads, fmax(1, pairs * tasks));
+  if (!tiles->amx && rows < 3 * lanes) efficiency *= 0.6; /* one or two vectors of rows: more loads per product */
   if (p->softcap > 0 || p->bias.dtype != TSR_DTYPE_NONE || p->alibi != TSR_ALIBI_NONE ||
       p->mask.dtype != TSR_DTYPE_NONE || p->dropout > 0)
     efficiency *= 0.7;
@@ -173,7 +177,7 @@ tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args,
   forward_job job;
   int64_t b, tasks = 0;
   memset(&job, 0, sizeof job);
-  job.kernel = plan->kernels.forward;
+  job.kernel = plan->tiles.amx ? plan->kernels.amx_forward : plan->kernels.forward;
   job.forward.problem = plan->problem;
   job.forward.args = args;
   job.forward.tiles = plan->tiles;

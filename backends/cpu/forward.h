@@ -16,11 +16,11 @@ typedef struct tsri_cpu_plan {
   tsri_cpu_tiles tiles;
 } tsri_cpu_plan;
 
-/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per tile.
- */
+/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per tile;
+ * amx: 1 for the kernel on AMX tiles, whose keys per step are most_keys. */
 tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                                     const tsri_cpu_runner *runner, const tsri_cpu_device *device,
-                                    int64_t most_rows, int64_t most_keys);
+                                    int amx, int64_t most_rows, int64_t most_keys);
 
 /* Allowed keys of an average row of the largest sequence, from up to 64 rows. */
 double tsri_cpu_mean_keys(const tsr_problem *p);

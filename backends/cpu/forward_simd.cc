@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward of one task: a tile of rows of one sequence and KV head against all keys they may see.
-// Compiled once per Highway target; forward.c runs the tasks. A row is a pair (query, head of the
-// group), queries outermost, so that grouped heads share every load of K and V and a tile spans few
-// queries. The tile is cut into blocks of 3 vectors of rows; per step of tiles.keys keys each block
-// does S^T = K Q^T, the score steps it needs, one step of the recurrence, and O^T += V^T P^T.
+// Compiled once per Highway target; forward.c runs the tasks. Per step of tiles.keys keys each block
+// of 3 vectors of rows does S^T = K Q^T, the score steps it needs, one step of the recurrence, and
+// O^T += V^T P^T.
 //
 // A row's bits depend on its own inputs and on where the key steps are cut (multiples of tiles.keys
 // from key 0), and on nothing else: keys that are skipped, trimmed or masked add exact zeros, lanes
@@ -20,6 +19,7 @@
 #include "block-inl.h"
 #include "common/score.h"
 #include "convert-inl.h"
+#include "forward_task-inl.h"
 #include "row_policy-inl.h"
 #include "score-inl.h"
 #include "tile-inl.h"
@@ -28,35 +28,14 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
 
-// A block of at most kMaxVectors vectors of the task's rows, and the keys it takes in one step.
-struct Block {
-  size_t first;  // row of the task
-  size_t live;   // rows that exist; lanes beyond repeat the last one's coordinates
-  size_t width;  // lanes
-  int64_t key;   // first key
-  size_t keys;
-};
-
-class ForwardTask {
+class ForwardTask : RowTask<kMaxVectors, false> {
  public:
   ForwardTask(const tsri_cpu_forward &job, int64_t task, int32_t worker)
-      : job_(job), p_(job.problem->p), args_(*job.args), steps_(*job.problem, *job.args) {
-    tsri_workspace ws = {job.scratch + worker * job.scratch_bytes, 0};
-    s_ = tsri_cpu_scratch_take(&ws, &p_, &job.tiles);
-    line_ = static_cast<size_t>(tsri_cpu_line_width(&p_, &job.tiles));
-    lanes_ = hn::Lanes(DF());
-    dim_ = static_cast<size_t>(p_.dim_qk);
-    dim_v_ = static_cast<size_t>(p_.dim_v);
-    scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
-    natural_ = steps_.natural();
-    unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
-    locate(task);
-  }
+      : RowTask(job, task, worker) {}
 
   void run() {
     load_rows();
-    const int64_t last = static_cast<int64_t>(rows_) - 1;
-    const tsri_mask_row seen = tsri_mask_rows_of(&rule_, s_.query[0], s_.query[last] + 1);
+    const tsri_mask_row seen = seen_keys();
     const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
     for (int64_t j = 0; j < end; j += step) {
       // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped
@@ -64,65 +43,14 @@ class ForwardTask {
       if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
       step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
     }
-    store_rows();
+    store_rows(dim_v_);
   }
 
  private:
-  // Sequence, KV head and rows of a task number.
-  void locate(int64_t task) {
-    int64_t index = task;
-    if (job_.first_task) {
-      int64_t low = 0, high = p_.batch;  // first_task[low] <= task < first_task[high]
-      while (high - low > 1) {
-        const int64_t mid = low + (high - low) / 2;
-        (job_.first_task[mid] <= task ? low : high) = mid;
-      }
-      b_ = low;
-      index -= job_.first_task[low];
-    } else {
-      b_ = task / job_.tasks_each;
-      index -= b_ * job_.tasks_each;
-    }
-    seq_ = tsri_sequence_of(&p_, &args_, b_);
-    rule_ = tsri_sequence_rule(&p_, &seq_);
-    steps_.start_sequence(b_, rule_);
-    const int64_t group = job_.problem->group;
-    const int64_t all = seq_.q.len * group, size = job_.tiles.rows;
-    const int64_t tiles = (all + size - 1) / size;
-    g_ = index / tiles;
-    // The last tile first: under a causal mask it has the most keys.
-    row0_ = (tiles - 1 - index % tiles) * size;
-    rows_ = static_cast<size_t>(HWY_MIN(all - row0_, size));
-  }
-
-  size_t block_lanes(size_t first) const {
-    const size_t most = kMaxVectors * lanes_;
-    return HWY_MIN(most, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
-  }
-
-  // Coordinates of every row; Q^T times the sign of the scale; the state before the first key.
+  // Q^T times the sign of the scale, and the state before the first key.
   void load_rows() {
-    const int64_t group = job_.problem->group;
-    const size_t padded = (rows_ + lanes_ - 1) / lanes_ * lanes_;
-    int64_t query = row0_ / group, member = row0_ % group;
-    tsri_mask_row allowed = tsri_mask_row_of(&rule_, query);
-    for (size_t r = 0; r < padded; ++r) {
-      s_.query[r] = query;
-      s_.head[r] = g_ * group + member;
-      s_.from[r] = allowed.lo;
-      s_.to[r] = allowed.hi;
-      s_.m[r] = -__builtin_inff();
-      s_.l[r] = 0.0f;
-      if (p_.alibi != TSR_ALIBI_NONE) {
-        const int64_t row_of = p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q;
-        s_.slope[r] = args_.alibi[row_of + s_.head[r]];
-      }
-      if (r + 1 < rows_ && ++member == group) {  // lanes beyond the last row repeat it
-        member = 0;
-        allowed = tsri_mask_row_of(&rule_, ++query);
-      }
-    }
-    memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
+    start_rows();
+    memset(s_.o_t, 0, padded_rows() * dim_v_ * sizeof(float));
     for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
       const size_t width = block_lanes(first);
       for (size_t r = 0; r < width; r += kGroup) {
@@ -141,7 +69,7 @@ class ForwardTask {
       memset(line, 0, dim_ * sizeof(float));
       return line;
     }
-    const int64_t at = tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
+    const int64_t at = offset_of(p_.q, r);
     if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
       return static_cast<const float *>(args_.q) + at;
     load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
@@ -166,11 +94,9 @@ class ForwardTask {
     for (block.first = 0; block.first < rows_; block.first += block.width) {
       block.width = block_lanes(block.first);
       block.live = HWY_MIN(block.width, rows_ - block.first);
-      const int64_t i0 = s_.query[block.first], i1 = s_.query[block.first + block.live - 1] + 1;
-      trim_keys(tsri_mask_rows_of(&rule_, i0, i1), begin, end, &block.key, &block.keys);
+      trim_keys(seen_keys(block), begin, end, &block.key, &block.keys);
       if (block.keys == 0) continue;
-      const tsri_tile_class kind = tsri_mask_tile_class(
-          &rule_, i0, i1, block.key, block.key + static_cast<int64_t>(block.keys));
+      const tsri_tile_class kind = class_of(block);
       if (kind == TSRI_TILE_SKIP) continue;
       const Keys kb = {k.data + (block.key - key) * k.ld, k.ld};
       const Keys vb = {v.data + (block.key - key) * v.ld, v.ld};
@@ -213,102 +139,6 @@ class ForwardTask {
     if (p_.dropout > 0) steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
-
-  ScoreTile score_tile_of(const Block &block) const {
-    ScoreTile t;
-    t.query = s_.query + block.first, t.head = s_.head + block.first;
-    t.from = s_.from + block.first, t.to = s_.to + block.first, t.slope = s_.slope + block.first;
-    t.width = block.width, t.key = block.key, t.keys = block.keys;
-    t.s = s_.s_t, t.term = s_.term, t.bias = s_.bias;
-    t.lines = s_.lines, t.line = line_;
-    t.lo = s_.lo, t.hi = s_.hi;
-    return t;
-  }
-
-  // The score steps on S^T of a block. False: no key is allowed for any row.
-  HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
-    const auto cap = [this](float *s, size_t count)
-                         HWY_ATTR { softcap_tile(s, count, p_.softcap); };
-    return steps_.apply(score_tile_of(block), kind, scale_, cap);
-  }
-
-  // Divides by l, and writes O, LSE and the maxima. LSE replaces l, the natural maximum replaces m.
-  void store_rows() {
-    const DF d;
-    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
-      const size_t width = block_lanes(first);
-      float *o = s_.o_t + first * dim_v_;
-      for (size_t x = 0; x < width; x += lanes_) {
-        const VF factor = finish_vector(first + x);
-        // Empty rows are cleared, not multiplied by 0: their keys may have scores of -inf and V of
-        // inf.
-        const auto empty =
-            hn::And(hn::Eq(factor, hn::Zero(d)),
-                    hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
-        for (size_t c = 0; c < dim_v_; ++c) {
-          float *at = o + c * width + x;
-          // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
-          const VF value = hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d));
-          hn::Store(hn::IfThenZeroElse(empty, value), d, at);
-        }
-      }
-      for (size_t r = 0; r < width; r += kGroup) {
-        columns_to_rows(o + r, width, dim_v_, s_.lines, line_);
-        for (size_t t = 0; t < kGroup && first + r + t < rows_; ++t) {
-          const size_t row = first + r + t;
-          const int64_t at =
-              tsri_row_offset(p_.o.stride, b_, s_.head[row], seq_.q.begin + s_.query[row]);
-          store_row_any(p_.o.dtype, s_.lines + t * line_, dim_v_, args_.o, at, p_.o.stride[3]);
-        }
-      }
-    }
-    if (args_.lse) store_state(p_.lse.stride, args_.lse, s_.l);
-    if (args_.max_logit) store_state(p_.max_logit.stride, args_.max_logit, s_.m);
-  }
-
-  // 1 / l of one vector of rows, after the sink joined.
-  HWY_INLINE VF finish_vector(size_t row) {
-    const DF d;
-    const VF natural = hn::Set(d, natural_ ? 1.0f : scale_);
-    const VF m = hn::Load(d, s_.m + row), l = hn::Load(d, s_.l + row);
-    const VF logit = hn::Mul(m, natural);
-    VF sum = l, factor = hn::Set(d, 1.0f), lse;
-    if (p_.sink) {
-      for (size_t t = 0; t < lanes_; ++t) s_.lines[t] = args_.sink[s_.head[row + t]];
-      const VF sink = hn::Load(d, s_.lines), top = Recurrence::new_max(logit, sink);
-      factor = Recurrence::weight(logit, top);
-      sum = Recurrence::new_sum(l, factor, Recurrence::weight(sink, top));
-      lse = Recurrence::merged_lse(top, sum);
-    } else {
-      lse = Recurrence::log_sum_exp_in(natural, m, l);
-    }
-    hn::Store(lse, d, s_.l + row);
-    // The running maximum drops NaN, the sum does not: it is NaN after a NaN or a +inf score.
-    const auto lost =
-        hn::And(hn::Not(hn::Eq(l, l)), hn::Not(hn::Eq(m, hn::Set(d, __builtin_inff()))));
-    hn::Store(hn::IfThenElse(lost, l, logit), d, s_.m + row);
-    return Recurrence::rescale(Recurrence::inverse_sum(sum), factor);
-  }
-
-  void store_state(const int64_t *stride, float *out, const float *value) {
-    for (size_t r = 0; r < rows_; ++r)
-      out[tsri_row_offset(stride, b_, s_.head[r], seq_.q.begin + s_.query[r])] = value[r];
-  }
-
-  const tsri_cpu_forward &job_;
-  const tsr_problem &p_;
-  const tsr_args &args_;
-  ScoreSteps steps_;
-  tsri_cpu_scratch s_;
-  size_t line_, lanes_, dim_, dim_v_;
-  float scale_;   // magnitude; the sign goes into Q^T
-  bool natural_;  // scores get softcap, bias or ALiBi, so they are scaled first; else they are
-  float unit_;    //   dot products, and unit_ times a difference of scores is in base two
-  int64_t b_, g_;
-  tsri_sequence seq_;
-  tsri_mask_rule rule_;
-  int64_t row0_;
-  size_t rows_;
 };
 
 void forward(const tsri_cpu_forward *job, int64_t task, int32_t worker) {

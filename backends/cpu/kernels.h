@@ -24,12 +24,13 @@ typedef struct tsri_cpu_tiles {
   int64_t rows;  /* of Q per task: a multiple of lanes * 3 */
   int64_t keys;  /* per step, a multiple of 8 */
   int64_t lanes; /* floats per vector */
+  int64_t amx;   /* 1: products on AMX tiles of bfloat16; rows and keys are multiples of 32 */
 } tsri_cpu_tiles;
 
 /* Temporary memory of one worker; widths in floats. A "row" is a pair (query, head of the group).
  */
 typedef struct tsri_cpu_scratch {
-  float *q_t;            /* [dim_qk][rows], in blocks of rows */
+  float *q_t;            /* [dim_qk][rows], in blocks of rows; with tiles.amx q_t, k and v are tiles */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
   float *s_t;            /* [keys + 8][block] scores, then probabilities */
   float *k, *v;          /* [keys][packed ld] float32 */
@@ -40,6 +41,7 @@ typedef struct tsri_cpu_scratch {
   int64_t *query, *head; /* [rows] i and h */
   int64_t *from, *to;    /* [rows] allowed keys of the band */
   int32_t *lo, *hi;      /* [block] allowed keys, or other integers, relative to a tile */
+  uint16_t *rows16;      /* [32][tile line] 16-bit rows on their way into tiles; with tiles.amx */
 } tsri_cpu_scratch;
 
 /* One run of forward, shared by its workers. */
@@ -62,18 +64,30 @@ TSRI_INLINE int64_t tsri_cpu_packed_ld(int64_t dim) {
   return ld % 128 == 0 ? ld + 16 : ld;
 }
 
+/* A head dim padded to the depth of AMX tiles. */
+TSRI_INLINE int64_t tsri_cpu_tile_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
+
+/* Elements between the lines of tsri_cpu_scratch.rows16. */
+TSRI_INLINE int64_t tsri_cpu_tile_line(const tsr_problem *p) {
+  return tsri_cpu_tile_dim(p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v);
+}
+
 /* Cuts a worker's block; with ws->base NULL it only counts. */
 TSRI_INLINE tsri_cpu_scratch tsri_cpu_scratch_take(tsri_workspace *ws, const tsr_problem *p,
                                                    const tsri_cpu_tiles *tiles) {
-  const int64_t f = sizeof(float), block = 3 * tiles->lanes;
+  const int64_t f = sizeof(float), block = (tiles->amx ? 2 : 3) * tiles->lanes;
   const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
   const int64_t line = (dim > tiles->keys ? dim : tiles->keys) + 16;
+  const int64_t dim_q = tiles->amx ? tsri_cpu_tile_dim(p->dim_qk) / 2 : p->dim_qk;
+  const int64_t dim_o = tiles->amx ? tsri_cpu_tile_dim(p->dim_v) : p->dim_v;
   tsri_cpu_scratch s;
-  s.q_t = (float *)tsri_workspace_take(ws, tiles->rows * p->dim_qk, f);
-  s.o_t = (float *)tsri_workspace_take(ws, tiles->rows * p->dim_v, f);
+  s.q_t = (float *)tsri_workspace_take(ws, tiles->rows * dim_q, f);
+  s.o_t = (float *)tsri_workspace_take(ws, tiles->rows * dim_o, f);
   s.s_t = (float *)tsri_workspace_take(ws, (tiles->keys + 8) * block, f);
-  s.k = (float *)tsri_workspace_take(ws, tiles->keys * tsri_cpu_packed_ld(p->dim_qk), f);
-  s.v = (float *)tsri_workspace_take(ws, tiles->keys * tsri_cpu_packed_ld(p->dim_v), f);
+  s.k = (float *)tsri_workspace_take(
+      ws, tiles->keys * (tiles->amx ? dim_q : tsri_cpu_packed_ld(p->dim_qk)), f);
+  s.v = (float *)tsri_workspace_take(
+      ws, tiles->keys * (tiles->amx ? dim_o / 2 : tsri_cpu_packed_ld(p->dim_v)), f);
   s.term = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.bias = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.lines = (float *)tsri_workspace_take(ws, 4 * line, f);
@@ -86,6 +100,8 @@ TSRI_INLINE tsri_cpu_scratch tsri_cpu_scratch_take(tsri_workspace *ws, const tsr
   s.to = (int64_t *)tsri_workspace_take(ws, tiles->rows, sizeof(int64_t));
   s.lo = (int32_t *)tsri_workspace_take(ws, block, sizeof(int32_t));
   s.hi = (int32_t *)tsri_workspace_take(ws, block, sizeof(int32_t));
+  s.rows16 = (uint16_t *)tsri_workspace_take(ws, tiles->amx ? 32 * tsri_cpu_tile_line(p) : 0,
+                                             sizeof(uint16_t));
   return s;
 }
 
@@ -122,6 +138,8 @@ typedef struct tsri_cpu_kernels {
   int32_t fused;      /* 1: has fused multiply-add, else a product and a sum */
   /* Rows of one task: of sequence b, then KV head, then tile of rows, last tile first. */
   void (*forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
+  /* The same on AMX tiles, for tiles.amx; NULL on instruction sets that have none. */
+  void (*amx_forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
   /* Backward: D of the rows of a row task; dK, dV, dBias and partial dQ of a key task; dQ of a row
    * task. */
   void (*backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
@@ -143,6 +161,7 @@ int tsri_cpu_kernels_find(const char *target, tsri_cpu_kernels *kernels);
 /* Each Highway source fills in its functions for one of Highway's targets. */
 void tsri_cpu_forward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_backward_install(int64_t target, tsri_cpu_kernels *kernels);
+void tsri_cpu_amx_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_merge_install(int64_t target, tsri_cpu_kernels *kernels);
 
 #ifdef __cplusplus

@@ -13,6 +13,7 @@
 
 #include <vector>
 
+#include "backends/cpu/amx.h"
 #include "backends/cpu/kernels.h"
 #include "common/dtype.h"
 #include "tests/kernels/kernel_test.h"
@@ -48,6 +49,7 @@ struct Shape {
   int64_t left, right, prefix;
   int64_t first_q;  // queries and keys are numbered from here in the random stream: a part of a
                     // larger problem has the numbers of the larger one
+  int64_t amx = 0;  // on AMX tiles
 };
 
 struct Result {
@@ -120,7 +122,8 @@ Result run(const tsri_cpu_kernels &kernels, const Shape &s, int64_t blocks, int6
   job.problem = &resolved;
   job.args = &args;
   job.tiles.lanes = kernels.lanes;
-  job.tiles.rows = 3 * kernels.lanes * blocks;
+  job.tiles.amx = s.amx;
+  job.tiles.rows = (s.amx ? 2 : 3) * kernels.lanes * blocks;
   job.tiles.keys = keys;
   job.pages = tsri_pages_of(&p, &args);
   const int64_t rows = s.sq * resolved.group;
@@ -132,7 +135,8 @@ Result run(const tsri_cpu_kernels &kernels, const Shape &s, int64_t blocks, int6
   if (posix_memalign(&scratch, 64, static_cast<size_t>(count.used))) abort();
   memset(scratch, 0xff, static_cast<size_t>(count.used));  // NaN
   job.scratch = static_cast<unsigned char *>(scratch);
-  for (int64_t task = 0; task < s.batch * job.tasks_each; ++task) kernels.forward(&job, task, 0);
+  for (int64_t task = 0; task < s.batch * job.tasks_each; ++task)
+    (s.amx ? kernels.amx_forward : kernels.forward)(&job, task, 0);
   free(scratch);
   return result;
 }
@@ -168,7 +172,8 @@ void check(const Shape &s, const Result &result, const char *what) {
                      "%s: LSE of row %d is %g, not %g", what, (int)i, result.lse[at], lse);
         for (int64_t x = 0; x < s.dim_v; ++x) {
           const double want = sum > 0 ? o[x] / sum : 0;
-          kernel_check(fabs(result.o[at * s.dim_v + x] - want) < 1e-5,
+          // Tiles take P rounded to bfloat16.
+          kernel_check(fabs(result.o[at * s.dim_v + x] - want) < (s.amx ? 4e-3 : 1e-5),
                        "%s: O[%d][%d] is %g, not %g", what, (int)i, (int)x,
                        result.o[at * s.dim_v + x], want);
         }
@@ -181,7 +186,8 @@ void same(const Result &a, const Result &b, const char *what) {
                "%s: bits differ", what);
 }
 
-void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
+void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
+  if (amx && (!kernels.amx_forward || tsri_cpu_amx_missing())) return;
   const tsr_window_kind none = TSR_WINDOW_NONE, corner = TSR_WINDOW_BOTTOM_RIGHT;
   const int64_t far = TSR_UNBOUNDED;
   const Shape shapes[] = {
@@ -193,9 +199,11 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
       {1, 1, 1, 9, 4, 130, 12, dtype, corner, far, 0, 0, 0},  // rows without keys
   };
   const char *name = tsri_dtype_describe(dtype).name;
-  for (const Shape &s : shapes) {
+  for (Shape s : shapes) {
     char what[128];
-    snprintf(what, sizeof what, "%s B%d H%d/%d S%d/%d D%d/%d", name, (int)s.batch, (int)s.heads_q,
+    s.amx = amx;
+    snprintf(what, sizeof what, "%s%s B%d H%d/%d S%d/%d D%d/%d", name,
+             amx ? " tiles" : "", (int)s.batch, (int)s.heads_q,
              (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk, (int)s.dim_v);
     const Result one = run(kernels, s, 1, 32);
     check(s, one, what);
@@ -204,6 +212,7 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   }
   // A sequence alone, and as the first of a batch.
   Shape batch = {3, 2, 1, 21, 50, 16, 16, dtype, corner, far, 0, 0, 0};
+  batch.amx = amx;
   Shape alone = batch;
   alone.batch = 1;
   Result many = run(kernels, batch, 1, 32);
@@ -226,7 +235,7 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   }
 }
 
-void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
+void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int) {
   kernel_test_backward(kernels, dtype);
 }
 
@@ -240,7 +249,9 @@ void kernel_test_tasks(int32_t index) {
   }
   kernel_check(strcmp(kernels.target, kernel_test_target) == 0, "%s is not %s", kernels.target,
                kernel_test_target);
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, q, k) test_##op(kernels, TSR_DTYPE_##TYPE);
+  enum { unit_cpu = 0, unit_amx = 1 };
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k) \
+  test_##op(kernels, TSR_DTYPE_##TYPE, unit_##unit);
 #include "backends/cpu/kernels.def"
 #undef TSRI_CPU_KERNEL
 }
