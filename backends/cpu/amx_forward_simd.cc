@@ -5,9 +5,11 @@
 // them vertical and shared with it. Products take the elements as they are and add in float32; P is
 // rounded to bfloat16 before V, as standard attention does, and summed before rounding.
 //
-// A block is 32 rows. Per step of tiles.keys keys, K and V^T are packed into tiles once per task and
-// used by all its blocks. A product has 2 x 2 tiles of sums, so that each tile that is loaded is
-// used twice. P^T overwrites S^T in place, two keys to a word.
+// A block is 32 rows. Keys come in chunks of some steps: K and V^T of a chunk are packed into tiles
+// once per task, stay in L2, and are used by all its blocks, while Q^T, O^T and S^T of a block stay in
+// L1. A product has 2 x 2 tiles of sums, so that each tile that is loaded is
+// used twice. P^T overwrites S^T in place, two keys to a word. Products of neighbouring blocks run
+// between the vectors of a block's softmax: the tile unit works beside the vector units.
 //
 // Floors per 16 scores on one core: 64 D FLOPs at 1024 a clock are D / 16 clocks of the tile unit;
 // about 20 instructions on two vector ports are 10 clocks of softmax.
@@ -43,10 +45,11 @@ class AmxForwardTask : RowTask<2, true> {
     tiles_.configure();
     load_rows();
     const tsri_mask_row seen = seen_keys();
-    const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
-    for (int64_t j = 0; j < end; j += step) {
-      if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
-      step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
+    const int64_t end = HWY_MAX(seen.prefix, seen.hi);
+    const int64_t chunk = job_.tiles.keys * TSRI_CPU_AMX_STEPS;
+    for (int64_t j = 0; j < end; j += chunk) {
+      if (j >= seen.prefix && j + chunk <= seen.lo) j = seen.lo / chunk * chunk;
+      run_chunk(seen, j, HWY_MIN(j + chunk, rule_.sk));
     }
     tiles_.release();
     store_rows(dims_v_);
@@ -103,7 +106,7 @@ class AmxForwardTask : RowTask<2, true> {
 
   // Folds keys [begin, end) into every block that sees some of them. Ranges are cut to whole tiles
   // from `begin`.
-  void step_keys(const tsri_mask_row &seen, int64_t begin, int64_t end) {
+  void run_chunk(const tsri_mask_row &seen, int64_t begin, int64_t end) {
     int64_t key;
     size_t keys;
     trim_tiles(seen, begin, end, &key, &keys);
@@ -117,16 +120,68 @@ class AmxForwardTask : RowTask<2, true> {
       pack_columns(rows, dim_v_,
                    tile_at(static_cast<void *>(s_.v), j / kTileDepth * (dims_v_ / kTileSide)));
     }
+    run_blocks(begin, end, key);
+  }
+
+  // A block and its keys of one step.
+  struct Fold {
     Block block;
-    for (block.first = 0; block.first < rows_; block.first += kRows) {
+    tsri_tile_class kind;
+    size_t group, groups;  // where its keys begin in the packed ones, and how many, in units of 32
+    float *s;              // S^T, then P^T
+    float *alpha;          // [kRows]
+    bool folds;            // some key is allowed
+  };
+
+  // Blocks one after the other, each step by step, in a pipeline of three stages, so that the tile
+  // unit and the vector units work at the same time: scores of one step and output of another
+  // between the vectors of a third's softmax.
+  void run_blocks(int64_t begin, int64_t end, int64_t key) {
+    Fold folds[3];
+    Fold *before = nullptr, *now = nullptr;
+    size_t first = 0, count = 0;
+    int64_t step = begin;
+    for (;;) {
+      Fold *after = next_fold(&first, &step, begin, end, key, &folds[count % 3]);
+      if (after) {
+        after->s = s_.s_t + count % 3 * static_cast<size_t>(job_.tiles.keys) * kRows;
+        after->alpha = alpha_ + count % 3 * kRows;
+        ++count;
+      }
+      if (before) rescale_rows(*before);
+      if (now)
+        fold(before, now, after);
+      else
+        finish_work(TileWork(*this, before, after));
+      if (!now && !after) return;
+      before = now && now->folds ? now : nullptr;
+      now = after;
+    }
+  }
+
+  // The next step, from the one at key *step of the block at row *first on, in which the block sees
+  // a key; NULL after the last one of [begin, end).
+  Fold *next_fold(size_t *first, int64_t *step, int64_t begin, int64_t end, int64_t key,
+                  Fold *fold) const {
+    Block &block = fold->block;
+    for (; *first < rows_; *first += kRows, *step = begin) {
+      block.first = *first;
       block.width = kRows;
       block.live = HWY_MIN(kRows, rows_ - block.first);
-      trim_tiles(seen_keys(block), begin, end, &block.key, &block.keys);
-      if (block.keys == 0) continue;
-      const tsri_tile_class kind = class_of(block);
-      if (kind != TSRI_TILE_SKIP)
-        fold(block, static_cast<size_t>(block.key - key) / kTileDepth, kind);
+      const tsri_mask_row seen = seen_keys(block);
+      while (*step < end) {
+        const int64_t at = *step;
+        *step += job_.tiles.keys;
+        trim_tiles(seen, at, HWY_MIN(*step, end), &block.key, &block.keys);
+        if (block.keys == 0) continue;
+        fold->kind = class_of(block);
+        if (fold->kind == TSRI_TILE_SKIP) continue;
+        fold->group = static_cast<size_t>(block.key - key) / kTileDepth;
+        fold->groups = (block.keys + kTileDepth - 1) / kTileDepth;
+        return fold;
+      }
     }
+    return nullptr;
   }
 
   static void trim_tiles(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
@@ -138,91 +193,134 @@ class AmxForwardTask : RowTask<2, true> {
     *keys = stop > *key ? static_cast<size_t>(stop - *key) : 0;
   }
 
-  // One block, one step; group: where its keys begin in the packed ones, in units of 32.
-  HWY_NOINLINE void fold(const Block &block, size_t group, tsri_tile_class kind) {
-    const DF d;
-    const size_t n = block.keys, groups = (n + kTileDepth - 1) / kTileDepth;
-    float *m = s_.m + block.first, *l = s_.l + block.first;
-    const VF old0 = hn::Load(d, m), old1 = hn::Load(d, m + lanes_);
-    for (size_t g = 0; g < groups; ++g)
-      score_tiles(tile_at(static_cast<const void *>(s_.k), (group + g) * 2 * chunks_), q_of(block),
-                  s_.s_t + g * kTileDepth * kRows);
-    if (steps_.needed(kind) && !finish_scores(block, kind)) return;
-    max_tile<2>(s_.s_t, n, m);
-    const VF r0 = Recurrence::reference(hn::Load(d, m));
-    const VF r1 = Recurrence::reference(hn::Load(d, m + lanes_));
-    const VF unit = hn::Set(d, unit_);
-    VF t0 = r0, t1 = r0;
-    if (p_.dropout > 0) {
-      VF t2 = r0;
-      softmax_tile<2>(s_.s_t, n, unit, r0, r1, r0, t0, t1, t2);
-      steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
-      pair_tile(n);
-    } else {
-      softmax_pairs(n, unit, r0, r1, t0, t1);
+  // What the tile unit has to do beside the softmax of a block, in steps of 4 products: output of
+  // the block before, scores of the one after; either may be NULL.
+  class TileWork {
+   public:
+    TileWork(AmxForwardTask &task, const Fold *before, const Fold *after)
+        : task_(task), tiles_(task.tiles_), before_(before), after_(after) {
+      if (after) scores_ = after->groups * task.chunks_;
+      if (before) outputs_ = before->groups * (task.dims_v_ / kTileDepth);
     }
-    const VF a0 = Recurrence::correction_in(unit, old0, r0);
-    const VF a1 = Recurrence::correction_in(unit, old1, r1);
-    hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
-    hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes_), a1, t1), d, l + lanes_);
-    float *o = s_.o_t + block.first * dims_v_;
-    rescale_rows(o, a0, a1);
-    for (size_t x = 0; x < dims_v_; x += kTileDepth)
-      output_tiles(tile_at(static_cast<const void *>(s_.v),
-                           group * (dims_v_ / kTileSide) + x / kTileSide),
-                   groups, o + x * kRows);
-  }
+    size_t steps() const { return scores_ + outputs_; }
+    // One step of those that are left.
+    HWY_INLINE void advance() {
+      if (scores_ > 0) {
+        --scores_;
+        add_scores();
+      } else {
+        --outputs_;
+        add_outputs();
+      }
+    }
 
-  // S^T of 32 keys [32][kRows].
-  HWY_INLINE void score_tiles(const uint8_t *k, const uint8_t *q, float *s) {
-    constexpr size_t kLine = kRows * sizeof(float);
-    tiles_.zero<0>(), tiles_.zero<1>(), tiles_.zero<2>(), tiles_.zero<3>();
-    for (size_t c = 0; c < chunks_; ++c) {
-      tiles_.load<6>(q + 2 * c * kTileBytes, 64);
-      tiles_.load<7>(q + (2 * c + 1) * kTileBytes, 64);
-      tiles_.load<4>(k + c * kTileBytes, 64);
+   private:
+    static constexpr size_t kLine = kRows * sizeof(float);
+
+    // S^T of 32 keys += 32 dims.
+    HWY_INLINE void add_scores() {
+      const size_t chunks = task_.chunks_;
+      const uint8_t *q = task_.q_of(after_->block) + 2 * inner_ * kTileBytes;
+      const uint8_t *k = tile_at(static_cast<const void *>(task_.s_.k),
+                                 (after_->group + outer_) * 2 * chunks + inner_);
+      if (inner_ == 0) tiles_.zero<0>(), tiles_.zero<1>(), tiles_.zero<2>(), tiles_.zero<3>();
+      tiles_.load<6>(q, 64);
+      tiles_.load<4>(k, 64);
       tiles_.dot<0, 4, 6>();
+      tiles_.load<7>(q + kTileBytes, 64);
       tiles_.dot<1, 4, 7>();
-      tiles_.load<5>(k + (chunks_ + c) * kTileBytes, 64);
+      tiles_.load<5>(k + chunks * kTileBytes, 64);
       tiles_.dot<2, 5, 6>();
       tiles_.dot<3, 5, 7>();
+      if (++inner_ < chunks) return;
+      store_sums(after_->s + outer_ * kTileDepth * kRows);
+      inner_ = 0;
+      outer_ = scores_ > 0 ? outer_ + 1 : 0;
     }
-    tiles_.store<0>(s, kLine);
-    tiles_.store<1>(s + kTileSide, kLine);
-    tiles_.store<2>(s + kTileSide * kRows, kLine);
-    tiles_.store<3>(s + kTileSide * kRows + kTileSide, kLine);
-  }
 
-  // 32 dims of O^T += V^T P^T over `groups` times 32 keys; v: the first tile of these dims.
-  HWY_INLINE void output_tiles(const uint8_t *v, size_t groups, float *o) {
-    constexpr size_t kLine = kRows * sizeof(float);
-    const size_t next = dims_v_ / kTileSide * kTileBytes;
-    const float *p = s_.s_t;
-    tiles_.load<0>(o, kLine);
-    tiles_.load<1>(o + kTileSide, kLine);
-    tiles_.load<2>(o + kTileSide * kRows, kLine);
-    tiles_.load<3>(o + kTileSide * kRows + kTileSide, kLine);
-    for (size_t g = 0; g < groups; ++g, v += next, p += kTileSide * kRows) {
+    // 32 dims of O^T += 32 keys.
+    HWY_INLINE void add_outputs() {
+      const size_t line = task_.dims_v_ / kTileSide;
+      float *o = task_.s_.o_t + before_->block.first * task_.dims_v_ + outer_ * kTileDepth * kRows;
+      const float *p = before_->s + inner_ * kTileSide * kRows;
+      const uint8_t *v = tile_at(static_cast<const void *>(task_.s_.v),
+                                 (before_->group + inner_) * line + 2 * outer_);
+      if (inner_ == 0) {
+        tiles_.load<0>(o, kLine);
+        tiles_.load<1>(o + kTileSide, kLine);
+        tiles_.load<2>(o + kTileSide * kRows, kLine);
+        tiles_.load<3>(o + kTileSide * kRows + kTileSide, kLine);
+      }
       tiles_.load<6>(p, kLine);
-      tiles_.load<7>(p + kTileSide, kLine);
       tiles_.load<4>(v, 64);
       tiles_.dot<0, 4, 6>();
+      tiles_.load<7>(p + kTileSide, kLine);
       tiles_.dot<1, 4, 7>();
       tiles_.load<5>(v + kTileBytes, 64);
       tiles_.dot<2, 5, 6>();
       tiles_.dot<3, 5, 7>();
+      if (++inner_ < before_->groups) return;
+      store_sums(o);
+      inner_ = 0;
+      ++outer_;
     }
-    tiles_.store<0>(o, kLine);
-    tiles_.store<1>(o + kTileSide, kLine);
-    tiles_.store<2>(o + kTileSide * kRows, kLine);
-    tiles_.store<3>(o + kTileSide * kRows + kTileSide, kLine);
+
+    HWY_INLINE void store_sums(float *to) {
+      tiles_.store<0>(to, kLine);
+      tiles_.store<1>(to + kTileSide, kLine);
+      tiles_.store<2>(to + kTileSide * kRows, kLine);
+      tiles_.store<3>(to + kTileSide * kRows + kTileSide, kLine);
+    }
+
+    AmxForwardTask &task_;
+    Tiles &tiles_;
+    const Fold *before_, *after_;
+    size_t scores_ = 0, outputs_ = 0;  // steps left
+    size_t outer_ = 0, inner_ = 0;     // of the product at hand
+  };
+
+  static HWY_NOINLINE void finish_work(TileWork work) {
+    while (work.steps() > 0) work.advance();
+  }
+
+  // One block, one step: its softmax, and the tile work of its neighbours.
+  HWY_NOINLINE void fold(const Fold *before, Fold *now, const Fold *after) {
+    const DF d;
+    const Block &block = now->block;
+    float *m = s_.m + block.first, *l = s_.l + block.first;
+    TileWork work(*this, before, after);
+    now->folds = !steps_.needed(now->kind) || finish_scores(block, now->kind, now->s);
+    if (!now->folds) return finish_work(work);
+    const VF old0 = hn::Load(d, m), old1 = hn::Load(d, m + lanes_);
+    max_tile<2>(now->s, block.keys, m);
+    const VF r0 = Recurrence::reference(hn::Load(d, m));
+    const VF r1 = Recurrence::reference(hn::Load(d, m + lanes_));
+    const VF unit = hn::Set(d, unit_);
+    const VF a0 = Recurrence::correction_in(unit, old0, r0);
+    const VF a1 = Recurrence::correction_in(unit, old1, r1);
+    hn::Store(a0, d, now->alpha);
+    hn::Store(a1, d, now->alpha + lanes_);
+    VF t0 = r0, t1 = r0;
+    if (p_.dropout > 0) {
+      VF t2 = r0;
+      finish_work(work);
+      softmax_tile<2>(now->s, block.keys, unit, r0, r1, r0, t0, t1, t2);
+      steps_.drop(score_tile_of(block, now->s), job_.drop_key, now->s);
+      pair_tile(now->s, block.keys);
+    } else {
+      softmax_pairs(now->s, block.keys, unit, r0, r1, t0, t1, work);
+    }
+    hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
+    hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes_), a1, t1), d, l + lanes_);
   }
 
   // O^T *= alpha, unless alpha is 1 in every lane.
-  HWY_INLINE void rescale_rows(float *o, VF a0, VF a1) const {
+  HWY_INLINE void rescale_rows(const Fold &fold) const {
     const DF d;
     const VF one = hn::Set(d, 1.0f);
+    const VF a0 = hn::Load(d, fold.alpha), a1 = hn::Load(d, fold.alpha + lanes_);
     if (hn::AllTrue(d, hn::And(hn::Eq(a0, one), hn::Eq(a1, one)))) return;
+    float *o = s_.o_t + fold.block.first * dims_v_;
     for (size_t x = 0; x < dims_v_ * kRows; x += kRows) {
       hn::Store(Recurrence::rescale(hn::Load(d, o + x), a0), d, o + x);
       hn::Store(Recurrence::rescale(hn::Load(d, o + x + lanes_), a1), d, o + x + lanes_);
@@ -230,33 +328,37 @@ class AmxForwardTask : RowTask<2, true> {
   }
 
   // Scores to P^T in words of two keys, in place, and the sum over keys of each lane before
-  // rounding. Keys up to a whole tile get 0.
-  HWY_INLINE void softmax_pairs(size_t n, VF unit, VF r0, VF r1, VF &sum0, VF &sum1) const {
+  // rounding, with the steps of `work` spread over the keys. Keys up to a whole tile get 0.
+  HWY_NOINLINE void softmax_pairs(float *s, size_t n, VF unit, VF r0, VF r1, VF &sum0, VF &sum1,
+                                  TileWork &work_of_others) const {
     const DF d;
-    const float *s = s_.s_t;
-    float *p = s_.s_t;
+    TileWork work = work_of_others;
+    const size_t steps = work.steps(), turns = n / 2;
+    float *base = s, *p = s;
     VF t0 = hn::Zero(d), t1 = t0;
-    size_t j = 0;
+    size_t j = 0, due = 0;
     for (; j + 2 <= n; j += 2, s += 2 * kRows, p += kRows) {
-      const VF a0 = Recurrence::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = Recurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
-      const VF b0 = Recurrence::prob_in(unit, hn::Load(d, s + kRows), r0);
-      const VF b1 = Recurrence::prob_in(unit, hn::Load(d, s + kRows + kTileSide), r1);
+      for (due += steps; due >= turns && work.steps() > 0; due -= turns) work.advance();
+      const VF a0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s), r0);
+      const VF a1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
+      const VF b0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kRows), r0);
+      const VF b1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kRows + kTileSide), r1);
       t0 = hn::Add(hn::Add(t0, a0), b0);
       t1 = hn::Add(hn::Add(t1, a1), b1);
       store_pair(a0, b0, p);
       store_pair(a1, b1, p + kTileSide);
     }
+    while (work.steps() > 0) work.advance();
     if (j < n) {
-      const VF a0 = Recurrence::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = Recurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
+      const VF a0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s), r0);
+      const VF a1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
       t0 = hn::Add(t0, a0);
       t1 = hn::Add(t1, a1);
       store_pair(a0, hn::Zero(d), p);
       store_pair(a1, hn::Zero(d), p + kTileSide);
       p += kRows;
     }
-    clear_pairs(n, p);
+    clear_pairs(base, n, p);
     sum0 = t0;
     sum1 = t1;
   }
@@ -266,25 +368,25 @@ class AmxForwardTask : RowTask<2, true> {
   }
 
   // Words from p on up to those of the last tile.
-  void clear_pairs(size_t n, float *p) const {
+  static void clear_pairs(const float *base, size_t n, float *p) {
     const size_t words = (n + kTileDepth - 1) / kTileDepth * kTileSide * kRows;
-    const size_t done = static_cast<size_t>(p - s_.s_t);
+    const size_t done = static_cast<size_t>(p - base);
     if (done < words) memset(p, 0, (words - done) * sizeof(float));
   }
 
   // P^T as float32 to words of two keys, in place.
-  HWY_NOINLINE void pair_tile(size_t n) const {
+  static HWY_NOINLINE void pair_tile(float *s, size_t n) {
     const DF d;
-    const float *s = s_.s_t;
-    float *p = s_.s_t;
+    float *base = s, *p = s;
     for (size_t j = 0; j < n; j += 2, s += 2 * kRows, p += kRows)
       for (size_t x = 0; x < kRows; x += kTileSide) {
         const VF a = hn::Load(d, s + x);
         store_pair(a, j + 1 < n ? hn::Load(d, s + x + kRows) : hn::Zero(d), p + x);
       }
-    clear_pairs(n, p);
+    clear_pairs(base, n, p);
   }
 
+  HWY_ALIGN_MAX float alpha_[3 * kRows];  // of the folds at hand
   Tiles tiles_;
   size_t chunks_;  // of 32 dims of Q and K
   size_t dims_v_;  // of V and O, padded

@@ -121,7 +121,7 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
     score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
-    if (steps_.needed(kind) && !finish_scores(block, kind)) return;
+    if (steps_.needed(kind) && !finish_scores(block, kind, s_.s_t)) return;
     max_tile<NV>(s_.s_t, n, m);
     const VF r0 = Recurrence::reference(hn::Load(d, m));
     const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
@@ -136,7 +136,7 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     if (NV > 1) hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes), a1, t1), d, l + lanes);
     if (NV > 2)
       hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
-    if (p_.dropout > 0) steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
+    if (p_.dropout > 0) steps_.drop(score_tile_of(block, s_.s_t), job_.drop_key, s_.s_t);
     output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
   }
 };

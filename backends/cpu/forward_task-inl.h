@@ -114,22 +114,22 @@ class RowTask {
     return tsri_row_offset(layout.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
   }
 
-  ScoreTile score_tile_of(const Block &block) const {
+  ScoreTile score_tile_of(const Block &block, float *s) const {
     ScoreTile t;
     t.query = s_.query + block.first, t.head = s_.head + block.first;
     t.from = s_.from + block.first, t.to = s_.to + block.first, t.slope = s_.slope + block.first;
     t.width = block.width, t.key = block.key, t.keys = block.keys;
-    t.s = s_.s_t, t.term = s_.term, t.bias = s_.bias;
+    t.s = s, t.term = s_.term, t.bias = s_.bias;
     t.lines = s_.lines, t.line = line_;
     t.lo = s_.lo, t.hi = s_.hi;
     return t;
   }
 
   // The score steps on S^T of a block. False: no key is allowed for any row.
-  HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind) {
-    const auto cap = [this](float *s, size_t count)
-                         HWY_ATTR { softcap_tile(s, count, p_.softcap); };
-    return steps_.apply(score_tile_of(block), kind, scale_, cap);
+  HWY_NOINLINE bool finish_scores(const Block &block, tsri_tile_class kind, float *s) {
+    const auto cap = [this](float *x, size_t count)
+                         HWY_ATTR { softcap_tile(x, count, p_.softcap); };
+    return steps_.apply(score_tile_of(block, s), kind, scale_, cap);
   }
 
   // Divides by l, and writes O, LSE and the maxima. LSE replaces l, the natural maximum replaces m.

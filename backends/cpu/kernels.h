@@ -32,7 +32,7 @@ typedef struct tsri_cpu_tiles {
 typedef struct tsri_cpu_scratch {
   float *q_t;            /* [dim_qk][rows], in blocks of rows; with tiles.amx q_t, k and v are tiles */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
-  float *s_t;            /* [keys + 8][block] scores, then probabilities */
+  float *s_t;            /* [keys + 8][block] scores, then probabilities; three such with tiles.amx */
   float *k, *v;          /* [keys][packed ld] float32 */
   float *term, *bias;    /* [keys][block] mask as 0 and 1, and bias, transposed */
   float *lines;          /* [4][max(keys, dim)] rows on their way in or out */
@@ -64,6 +64,9 @@ TSRI_INLINE int64_t tsri_cpu_packed_ld(int64_t dim) {
   return ld % 128 == 0 ? ld + 16 : ld;
 }
 
+/* Steps whose K and V a worker of the AMX kernels keeps packed. */
+#define TSRI_CPU_AMX_STEPS 2
+
 /* A head dim padded to the depth of AMX tiles. */
 TSRI_INLINE int64_t tsri_cpu_tile_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
 
@@ -80,14 +83,15 @@ TSRI_INLINE tsri_cpu_scratch tsri_cpu_scratch_take(tsri_workspace *ws, const tsr
   const int64_t line = (dim > tiles->keys ? dim : tiles->keys) + 16;
   const int64_t dim_q = tiles->amx ? tsri_cpu_tile_dim(p->dim_qk) / 2 : p->dim_qk;
   const int64_t dim_o = tiles->amx ? tsri_cpu_tile_dim(p->dim_v) : p->dim_v;
+  const int64_t held = tiles->keys * (tiles->amx ? TSRI_CPU_AMX_STEPS : 1);
   tsri_cpu_scratch s;
   s.q_t = (float *)tsri_workspace_take(ws, tiles->rows * dim_q, f);
   s.o_t = (float *)tsri_workspace_take(ws, tiles->rows * dim_o, f);
-  s.s_t = (float *)tsri_workspace_take(ws, (tiles->keys + 8) * block, f);
+  s.s_t = (float *)tsri_workspace_take(ws, (tiles->amx ? 3 * tiles->keys : tiles->keys + 8) * block, f);
   s.k = (float *)tsri_workspace_take(
-      ws, tiles->keys * (tiles->amx ? dim_q : tsri_cpu_packed_ld(p->dim_qk)), f);
+      ws, held * (tiles->amx ? dim_q : tsri_cpu_packed_ld(p->dim_qk)), f);
   s.v = (float *)tsri_workspace_take(
-      ws, tiles->keys * (tiles->amx ? dim_o / 2 : tsri_cpu_packed_ld(p->dim_v)), f);
+      ws, held * (tiles->amx ? dim_o / 2 : tsri_cpu_packed_ld(p->dim_v)), f);
   s.term = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.bias = (float *)tsri_workspace_take(ws, tiles->keys * block, f);
   s.lines = (float *)tsri_workspace_take(ws, 4 * line, f);
