@@ -31,7 +31,7 @@ static int uniform(const tsr_problem *p) {
 static int64_t keys_per_step(const tsri_cpu_kernels *kernels, const tsri_cpu_device *device,
                              int64_t most) {
   const int64_t block = 3 * kernels->lanes;
-  const int64_t fit = device->l1_bytes * 2 / 5 / (block * (int64_t)sizeof(float));
+  const int64_t fit = device->l1_bytes / 2 / (block * (int64_t)sizeof(float));
   return max64(32, min64(most, fit / 16 * 16));
 }
 
@@ -45,7 +45,7 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
   int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
   /* Enough tasks for threads to balance. */
-  fit = min64(fit, tsri_mul_sat(rows, pairs) / (4 * (int64_t)runner->threads));
+  fit = min64(fit, tsri_mul_sat(rows, pairs) / (8 * (int64_t)runner->threads));
   fit = min64(fit, ceil_div(rows, block) * block);
   return max64(block, fit / block * block);
 }

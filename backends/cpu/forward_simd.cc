@@ -23,6 +23,7 @@
 #include "row_policy-inl.h"
 #include "score-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -35,6 +36,7 @@ struct Block {
   size_t width;  // lanes
   int64_t key;   // first key
   size_t keys;
+  Zones zones;  // what of it the rows need
 };
 
 class ForwardTask {
@@ -50,6 +52,7 @@ class ForwardTask {
     scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
     natural_ = steps_.natural();
     unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
+    in_place_ = p_.o.dtype == TSR_DTYPE_F32 && p_.o.stride[3] == 1;
     locate(task);
   }
 
@@ -125,27 +128,27 @@ class ForwardTask {
     memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
     for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
       const size_t width = block_lanes(first);
-      for (size_t r = 0; r < width; r += kGroup) {
-        const float *lines[kGroup];
-        for (size_t t = 0; t < kGroup; ++t) lines[t] = query_line(first + r + t, t);
-        rows_to_columns(lines, dim_, s_.q_t + first * dim_ + r, width);
+      for (size_t r = 0; r < width; r += kRows) {
+        const float *rows[kRows];
+        for (size_t t = 0; t < kRows; ++t) rows[t] = query_row(first + r + t, t);
+        rows_to_lanes(rows, dim_, s_.q_t + first * dim_ + r, width);
       }
       if (p_.scale < 0) scale_tile(s_.q_t + first * dim_, dim_ * width, -1.0f);
     }
   }
 
-  // A row of Q as float32: where it is, or converted into line t.
-  const float *query_line(size_t r, size_t t) {
-    float *line = s_.lines + t * line_;
+  // A row of Q as float32: where it is, or converted into row t of the room for K.
+  const float *query_row(size_t r, size_t t) {
+    float *room = s_.k + t * static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
     if (r >= rows_) {
-      memset(line, 0, dim_ * sizeof(float));
-      return line;
+      memset(room, 0, dim_ * sizeof(float));
+      return room;
     }
     const int64_t at = tsri_row_offset(p_.q.stride, b_, s_.head[r], seq_.q.begin + s_.query[r]);
     if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
       return static_cast<const float *>(args_.q) + at;
-    load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
-    return line;
+    load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, room);
+    return room;
   }
 
   Keys operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
@@ -175,6 +178,10 @@ class ForwardTask {
       const Keys kb = {k.data + (block.key - key) * k.ld, k.ld};
       const Keys vb = {v.data + (block.key - key) * v.ld, v.ld};
       const size_t vectors = block.width / lanes_;
+      block.zones = kind == TSRI_TILE_FULL
+                        ? zones_whole(block.keys, vectors)
+                        : zones_of_band(s_.from + block.first, s_.to + block.first, block.width,
+                                        block.live, rule_.prefix, block.key, block.keys);
       if (vectors == 3)
         fold<3>(block, kb, vb, kind);
       else if (vectors == 2)
@@ -189,20 +196,35 @@ class ForwardTask {
   HWY_NOINLINE void fold(const Block &block, const Keys &k, const Keys &v, tsri_tile_class kind) {
     const DF d;
     const size_t n = block.keys, lanes = lanes_;
+    const Zones &zones = block.zones;
     const float *q = s_.q_t + block.first * dim_;
     float *m = s_.m + block.first, *l = s_.l + block.first;
     const VF old0 = hn::Load(d, m);
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
-    score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    if (zones.whole)
+      score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    else
+      score_zones<NV>(k.data, k.ld, zones, q, dim_, s_.s_t);
     if (steps_.needed(kind) && !finish_scores(block, kind)) return;
-    max_tile<NV>(s_.s_t, n, m);
+    if (zones.whole)
+      max_tile<NV>(s_.s_t, n, m);
+    else
+      max_zones(s_.s_t, zones, block.width, m);
     const VF r0 = Recurrence::reference(hn::Load(d, m));
     const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
     const VF r2 = NV > 2 ? Recurrence::reference(hn::Load(d, m + 2 * lanes)) : r0;
     const VF unit = hn::Set(d, unit_);
     VF t0 = r0, t1 = r0, t2 = r0;
-    softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
+    if (zones.whole) {
+      softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
+    } else {
+      t0 = softmax_vector(s_.s_t, block.width, zones.from[0], zones.to[0], unit, r0);
+      if (NV > 1)
+        t1 = softmax_vector(s_.s_t + lanes, block.width, zones.from[1], zones.to[1], unit, r1);
+      if (NV > 2)
+        t2 = softmax_vector(s_.s_t + 2 * lanes, block.width, zones.from[2], zones.to[2], unit, r2);
+    }
     const VF a0 = Recurrence::correction_in(unit, old0, r0);
     const VF a1 = Recurrence::correction_in(unit, old1, r1);
     const VF a2 = Recurrence::correction_in(unit, old2, r2);
@@ -211,14 +233,18 @@ class ForwardTask {
     if (NV > 2)
       hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) steps_.drop(score_tile_of(block), job_.drop_key, s_.s_t);
-    output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
+    float *o = s_.o_t + block.first * dim_v_;
+    if (zones.whole)
+      output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, o, a0, a1, a2);
+    else
+      output_zones<NV>(v.data, v.ld, zones, s_.s_t, dim_v_, o, a0, a1, a2);
   }
 
   ScoreTile score_tile_of(const Block &block) const {
     ScoreTile t;
     t.query = s_.query + block.first, t.head = s_.head + block.first;
     t.from = s_.from + block.first, t.to = s_.to + block.first, t.slope = s_.slope + block.first;
-    t.width = block.width, t.key = block.key, t.keys = block.keys;
+    t.width = block.width, t.key = block.key, t.keys = block.keys, t.zones = &block.zones;
     t.s = s_.s_t, t.term = s_.term, t.bias = s_.bias;
     t.lines = s_.lines, t.line = line_;
     t.lo = s_.lo, t.hi = s_.hi;
@@ -245,25 +271,34 @@ class ForwardTask {
         const auto empty =
             hn::And(hn::Eq(factor, hn::Zero(d)),
                     hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
-        for (size_t c = 0; c < dim_v_; ++c) {
-          float *at = o + c * width + x;
+        const auto finish = [&](VF sum) HWY_ATTR {
           // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
-          const VF value = hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d));
-          hn::Store(hn::IfThenZeroElse(empty, value), d, at);
-        }
-      }
-      for (size_t r = 0; r < width; r += kGroup) {
-        columns_to_rows(o + r, width, dim_v_, s_.lines, line_);
-        for (size_t t = 0; t < kGroup && first + r + t < rows_; ++t) {
-          const size_t row = first + r + t;
-          const int64_t at =
-              tsri_row_offset(p_.o.stride, b_, s_.head[row], seq_.q.begin + s_.query[row]);
-          store_row_any(p_.o.dtype, s_.lines + t * line_, dim_v_, args_.o, at, p_.o.stride[3]);
+          return hn::IfThenZeroElse(empty, hn::Add(hn::Mul(sum, factor), hn::Zero(d)));
+        };
+        before_rows(o + x, width, dim_v_, finish);
+        for (size_t r = x; r < x + lanes_; r += kRows) {
+          float *rows[kRows];
+          for (size_t t = 0; t < kRows; ++t) rows[t] = output_row(first + r + t, t);
+          lanes_to_rows(o + r, width, dim_v_, rows, finish);
+          for (size_t t = 0; t < kRows && first + r + t < rows_; ++t)
+            if (!in_place_)
+              store_row_any(p_.o.dtype, rows[t], dim_v_, args_.o, output_at(first + r + t),
+                            p_.o.stride[3]);
         }
       }
     }
     if (args_.lse) store_state(p_.lse.stride, args_.lse, s_.l);
     if (args_.max_logit) store_state(p_.max_logit.stride, args_.max_logit, s_.m);
+  }
+
+  int64_t output_at(size_t row) const {
+    return tsri_row_offset(p_.o.stride, b_, s_.head[row], seq_.q.begin + s_.query[row]);
+  }
+
+  // Where a row of O is put together: where it goes, or row t of the room for V.
+  float *output_row(size_t row, size_t t) {
+    if (in_place_ && row < rows_) return static_cast<float *>(args_.o) + output_at(row);
+    return s_.v + t * static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
   }
 
   // 1 / l of one vector of rows, after the sink joined.
@@ -304,6 +339,7 @@ class ForwardTask {
   float scale_;   // magnitude; the sign goes into Q^T
   bool natural_;  // scores get softcap, bias or ALiBi, so they are scaled first; else they are
   float unit_;    //   dot products, and unit_ times a difference of scores is in base two
+  bool in_place_;  // rows of O are written where they belong
   int64_t b_, g_;
   tsri_sequence seq_;
   tsri_mask_rule rule_;
