@@ -2,7 +2,7 @@
 //
 // The backward pass above its kernels. Keys are cut into chunks, a key task each: dK and dV of a
 // chunk belong to its task, dQ is left as one share per chunk and summed in order afterwards.
-// Shares cost memory, so there are only as many chunks as make 32 tasks, at most 16: the workspace
+// Shares cost memory, so there are only as many chunks as make 64 tasks, at most 16: the workspace
 // stays linear in the lengths. The number depends on the problem alone, never on threads, so
 // results do not either.
 //
@@ -20,7 +20,7 @@
 
 enum {
   most_chunks = 16,
-  wanted_tasks = 32,
+  wanted_tasks = 64,
   invariant_chunks = 8,
   least_chunk = 512,
   whole_keys = 512
@@ -74,8 +74,8 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   tiles->most_chunks = problem->features & TSR_FEATURE_BATCH_INVARIANT
                            ? invariant_chunks
                            : max64(1, min64(most_chunks, ceil_div(wanted_tasks, pairs)));
-  /* K, V, dK and dV of a panel take half of L2. */
-  fit = device->l2_bytes / 2 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
+  /* K, V, dK and dV of a panel take a quarter of L2, which two threads may share. */
+  fit = device->l2_bytes / 4 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
   fit = min64(fit, tsri_cpu_chunk_keys(tiles, p->seq_k));
   tiles->whole = whole_keys;
   fit = max64(fit, tsri_cpu_tile_bound(tiles, p->seq_k));

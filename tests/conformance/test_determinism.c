@@ -283,6 +283,7 @@ Test(determinism, gradients_independent_of_batch) {
     for (d = 0; d < 3; ++d) {
       failures += compositions(names[i], 61, 1100, dtypes[d], TSR_CAUSAL_BOTTOM_RIGHT);
       failures += compositions(names[i], 131, 700, dtypes[d], TSR_CAUSAL_NONE);
+      if (dtypes[d] != TSR_DTYPE_F32) continue;
       failures += compositions(names[i], 1, 530, dtypes[d], TSR_CAUSAL_NONE);
       failures += compositions(names[i], 200, 90, dtypes[d], TSR_CAUSAL_TOP_LEFT);
     }
