@@ -22,6 +22,7 @@
 //   P::max, add, sub, mul(V, V)     IEEE arithmetic; max may drop a NaN
 //   P::mul_add(a, b, c)             a * b + c
 //   P::exp2(V)                      2^x; exactly 0 at -inf, 1 at 0, NaN at NaN
+//   P::exp2_product(x, unit)        2^(x * unit), unit > 0; the same at 0, -inf and NaN
 //   P::log(V)                       natural, of values >= 1 (exactly 0 at 1), +inf or NaN
 //   P::div(V, V)
 //   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
@@ -59,10 +60,10 @@ struct OnlineSoftmax {
   // difference is taken before the factor, so that the largest score has p = 1 to the bit and that a
   // bias of the lowest float cannot overflow.
   static TSRI_FORCE_INLINE V correction_in(V unit, V m, V ref) {
-    return P::exp2(P::mul(P::sub(m, ref), unit));
+    return P::exp2_product(P::sub(m, ref), unit);
   }
   static TSRI_FORCE_INLINE V prob_in(V unit, V s, V ref) {
-    return P::exp2(P::mul(P::sub(s, ref), unit));
+    return P::exp2_product(P::sub(s, ref), unit);
   }
 
   // The sum after a tile: alpha * l + tile_sum.

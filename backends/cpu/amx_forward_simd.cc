@@ -32,7 +32,7 @@ namespace tessera {
 namespace HWY_NAMESPACE {
 
 #if TSRI_AMX_TARGET
-constexpr size_t kRows = 32;  // of a block
+constexpr size_t kBlockRows = 32;  // of a block
 
 class AmxForwardTask : RowTask<2, true> {
  public:
@@ -86,7 +86,7 @@ class AmxForwardTask : RowTask<2, true> {
                       : nullptr;
       pack_pairs(rows, dim_, flip, 2,
                  tile_at(static_cast<void *>(s_.q_t),
-                         first / kRows * 2 * chunks_ + first / kTileSide % 2));
+                         first / kBlockRows * 2 * chunks_ + first / kTileSide % 2));
     }
   }
 
@@ -129,7 +129,7 @@ class AmxForwardTask : RowTask<2, true> {
     tsri_tile_class kind;
     size_t group, groups;  // where its keys begin in the packed ones, and how many, in units of 32
     float *s;              // S^T, then P^T
-    float *alpha;          // [kRows]
+    float *alpha;          // [kBlockRows]
     bool folds;            // some key is allowed
   };
 
@@ -144,8 +144,8 @@ class AmxForwardTask : RowTask<2, true> {
     for (;;) {
       Fold *after = next_fold(&first, &step, begin, end, key, &folds[count % 3]);
       if (after) {
-        after->s = s_.s_t + count % 3 * static_cast<size_t>(job_.tiles.keys) * kRows;
-        after->alpha = alpha_ + count % 3 * kRows;
+        after->s = s_.s_t + count % 3 * static_cast<size_t>(job_.tiles.keys) * kBlockRows;
+        after->alpha = alpha_ + count % 3 * kBlockRows;
         ++count;
       }
       if (before) rescale_rows(*before);
@@ -164,10 +164,10 @@ class AmxForwardTask : RowTask<2, true> {
   Fold *next_fold(size_t *first, int64_t *step, int64_t begin, int64_t end, int64_t key,
                   Fold *fold) const {
     Block &block = fold->block;
-    for (; *first < rows_; *first += kRows, *step = begin) {
+    for (; *first < rows_; *first += kBlockRows, *step = begin) {
       block.first = *first;
-      block.width = kRows;
-      block.live = HWY_MIN(kRows, rows_ - block.first);
+      block.width = kBlockRows;
+      block.live = HWY_MIN(kBlockRows, rows_ - block.first);
       const tsri_mask_row seen = seen_keys(block);
       while (*step < end) {
         const int64_t at = *step;
@@ -176,6 +176,7 @@ class AmxForwardTask : RowTask<2, true> {
         if (block.keys == 0) continue;
         fold->kind = class_of(block);
         if (fold->kind == TSRI_TILE_SKIP) continue;
+        block.zones = zones_whole(block.keys, 2);
         fold->group = static_cast<size_t>(block.key - key) / kTileDepth;
         fold->groups = (block.keys + kTileDepth - 1) / kTileDepth;
         return fold;
@@ -215,7 +216,7 @@ class AmxForwardTask : RowTask<2, true> {
     }
 
    private:
-    static constexpr size_t kLine = kRows * sizeof(float);
+    static constexpr size_t kLine = kBlockRows * sizeof(float);
 
     // S^T of 32 keys += 32 dims.
     HWY_INLINE void add_scores() {
@@ -233,7 +234,7 @@ class AmxForwardTask : RowTask<2, true> {
       tiles_.dot<2, 5, 6>();
       tiles_.dot<3, 5, 7>();
       if (++inner_ < chunks) return;
-      store_sums(after_->s + outer_ * kTileDepth * kRows);
+      store_sums(after_->s + outer_ * kTileDepth * kBlockRows);
       inner_ = 0;
       outer_ = scores_ > 0 ? outer_ + 1 : 0;
     }
@@ -241,15 +242,15 @@ class AmxForwardTask : RowTask<2, true> {
     // 32 dims of O^T += 32 keys.
     HWY_INLINE void add_outputs() {
       const size_t line = task_.dims_v_ / kTileSide;
-      float *o = task_.s_.o_t + before_->block.first * task_.dims_v_ + outer_ * kTileDepth * kRows;
-      const float *p = before_->s + inner_ * kTileSide * kRows;
+      float *o = task_.s_.o_t + before_->block.first * task_.dims_v_ + outer_ * kTileDepth * kBlockRows;
+      const float *p = before_->s + inner_ * kTileSide * kBlockRows;
       const uint8_t *v = tile_at(static_cast<const void *>(task_.s_.v),
                                  (before_->group + inner_) * line + 2 * outer_);
       if (inner_ == 0) {
         tiles_.load<0>(o, kLine);
         tiles_.load<1>(o + kTileSide, kLine);
-        tiles_.load<2>(o + kTileSide * kRows, kLine);
-        tiles_.load<3>(o + kTileSide * kRows + kTileSide, kLine);
+        tiles_.load<2>(o + kTileSide * kBlockRows, kLine);
+        tiles_.load<3>(o + kTileSide * kBlockRows + kTileSide, kLine);
       }
       tiles_.load<6>(p, kLine);
       tiles_.load<4>(v, 64);
@@ -268,8 +269,8 @@ class AmxForwardTask : RowTask<2, true> {
     HWY_INLINE void store_sums(float *to) {
       tiles_.store<0>(to, kLine);
       tiles_.store<1>(to + kTileSide, kLine);
-      tiles_.store<2>(to + kTileSide * kRows, kLine);
-      tiles_.store<3>(to + kTileSide * kRows + kTileSide, kLine);
+      tiles_.store<2>(to + kTileSide * kBlockRows, kLine);
+      tiles_.store<3>(to + kTileSide * kBlockRows + kTileSide, kLine);
     }
 
     AmxForwardTask &task_;
@@ -321,7 +322,7 @@ class AmxForwardTask : RowTask<2, true> {
     const VF a0 = hn::Load(d, fold.alpha), a1 = hn::Load(d, fold.alpha + lanes_);
     if (hn::AllTrue(d, hn::And(hn::Eq(a0, one), hn::Eq(a1, one)))) return;
     float *o = s_.o_t + fold.block.first * dims_v_;
-    for (size_t x = 0; x < dims_v_ * kRows; x += kRows) {
+    for (size_t x = 0; x < dims_v_ * kBlockRows; x += kBlockRows) {
       hn::Store(Recurrence::rescale(hn::Load(d, o + x), a0), d, o + x);
       hn::Store(Recurrence::rescale(hn::Load(d, o + x + lanes_), a1), d, o + x + lanes_);
     }
@@ -337,12 +338,12 @@ class AmxForwardTask : RowTask<2, true> {
     float *base = s, *p = s;
     VF t0 = hn::Zero(d), t1 = t0;
     size_t j = 0, due = 0;
-    for (; j + 2 <= n; j += 2, s += 2 * kRows, p += kRows) {
+    for (; j + 2 <= n; j += 2, s += 2 * kBlockRows, p += kBlockRows) {
       for (due += steps; due >= turns && work.steps() > 0; due -= turns) work.advance();
       const VF a0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s), r0);
       const VF a1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
-      const VF b0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kRows), r0);
-      const VF b1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kRows + kTileSide), r1);
+      const VF b0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kBlockRows), r0);
+      const VF b1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kBlockRows + kTileSide), r1);
       t0 = hn::Add(hn::Add(t0, a0), b0);
       t1 = hn::Add(hn::Add(t1, a1), b1);
       store_pair(a0, b0, p);
@@ -356,7 +357,7 @@ class AmxForwardTask : RowTask<2, true> {
       t1 = hn::Add(t1, a1);
       store_pair(a0, hn::Zero(d), p);
       store_pair(a1, hn::Zero(d), p + kTileSide);
-      p += kRows;
+      p += kBlockRows;
     }
     clear_pairs(base, n, p);
     sum0 = t0;
@@ -369,7 +370,7 @@ class AmxForwardTask : RowTask<2, true> {
 
   // Words from p on up to those of the last tile.
   static void clear_pairs(const float *base, size_t n, float *p) {
-    const size_t words = (n + kTileDepth - 1) / kTileDepth * kTileSide * kRows;
+    const size_t words = (n + kTileDepth - 1) / kTileDepth * kTileSide * kBlockRows;
     const size_t done = static_cast<size_t>(p - base);
     if (done < words) memset(p, 0, (words - done) * sizeof(float));
   }
@@ -378,15 +379,15 @@ class AmxForwardTask : RowTask<2, true> {
   static HWY_NOINLINE void pair_tile(float *s, size_t n) {
     const DF d;
     float *base = s, *p = s;
-    for (size_t j = 0; j < n; j += 2, s += 2 * kRows, p += kRows)
-      for (size_t x = 0; x < kRows; x += kTileSide) {
+    for (size_t j = 0; j < n; j += 2, s += 2 * kBlockRows, p += kBlockRows)
+      for (size_t x = 0; x < kBlockRows; x += kTileSide) {
         const VF a = hn::Load(d, s + x);
-        store_pair(a, j + 1 < n ? hn::Load(d, s + x + kRows) : hn::Zero(d), p + x);
+        store_pair(a, j + 1 < n ? hn::Load(d, s + x + kBlockRows) : hn::Zero(d), p + x);
       }
     clear_pairs(base, n, p);
   }
 
-  HWY_ALIGN_MAX float alpha_[3 * kRows];  // of the folds at hand
+  HWY_ALIGN_MAX float alpha_[3 * kBlockRows];  // of the folds at hand
   Tiles tiles_;
   size_t chunks_;  // of 32 dims of Q and K
   size_t dims_v_;  // of V and O, padded

@@ -2,7 +2,7 @@
 //
 // The backward pass above its kernels. Keys are cut into chunks, a key task each: dK and dV of a
 // chunk belong to its task, dQ is left as one share per chunk and summed in order afterwards.
-// Shares cost memory, so there are only as many chunks as make 32 tasks, at most 16: the workspace
+// Shares cost memory, so there are only as many chunks as make 64 tasks, at most 16: the workspace
 // stays linear in the lengths. The number depends on the problem alone, never on threads, so
 // results do not either.
 //
@@ -20,7 +20,7 @@
 
 enum {
   most_chunks = 16,
-  wanted_tasks = 32,
+  wanted_tasks = 64,
   invariant_chunks = 8,
   least_chunk = 512,
   whole_keys = 512
@@ -74,8 +74,8 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   tiles->most_chunks = problem->features & TSR_FEATURE_BATCH_INVARIANT
                            ? invariant_chunks
                            : max64(1, min64(most_chunks, ceil_div(wanted_tasks, pairs)));
-  /* K, V, dK and dV of a panel take half of L2. */
-  fit = device->l2_bytes / 2 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
+  /* K, V, dK and dV of a panel take a quarter of L2, which two threads may share. */
+  fit = device->l2_bytes / 4 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
   fit = min64(fit, tsri_cpu_chunk_keys(tiles, p->seq_k));
   tiles->whole = whole_keys;
   fit = max64(fit, tsri_cpu_tile_bound(tiles, p->seq_k));
@@ -258,15 +258,17 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
 
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */
 static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws,
-                          tsri_cpu_backward *job, int64_t **first_row) {
+                          tsri_cpu_backward *job, int64_t **first_row, int64_t **first_task) {
   const tsr_problem *p = &plan->problem->p;
   const int64_t f = sizeof(float), rows = row_bound(plan);
   const int64_t shares = wanted(&p->dq) ? tsri_mul_sat(chunk_bound(plan), p->dim_qk) : 0;
   tsri_workspace scratch = {NULL, 0};
   float *sums;
-  *first_row = uniform_q(p)
-                   ? NULL
-                   : (int64_t *)tsri_workspace_take(ws, p->batch + 1, (int64_t)sizeof(int64_t));
+  *first_row = *first_task = NULL;
+  if (!uniform_q(p)) {
+    *first_row = (int64_t *)tsri_workspace_take(ws, p->batch + 1, (int64_t)sizeof(int64_t));
+    *first_task = (int64_t *)tsri_workspace_take(ws, p->batch + 1, (int64_t)sizeof(int64_t));
+  }
   job->ref = (float *)tsri_workspace_take(ws, rows, f);
   job->inverse = (float *)tsri_workspace_take(ws, rows, f);
   job->d = (float *)tsri_workspace_take(ws, rows, f);
@@ -282,8 +284,8 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
 int64_t tsri_cpu_backward_workspace(const tsri_cpu_backward_plan *plan) {
   tsri_workspace ws = {NULL, 0};
   tsri_cpu_backward unused;
-  int64_t *first_row;
-  take_arrays(plan, &ws, &unused, &first_row);
+  int64_t *first_row, *first_task;
+  take_arrays(plan, &ws, &unused, &first_row, &first_task);
   return ws.used;
 }
 
@@ -324,17 +326,22 @@ void tsri_cpu_backward_estimate(const tsri_cpu_backward_plan *plan, const tsri_c
   estimate->workspace = (size_t)tsri_cpu_backward_workspace(plan);
 }
 
-/* Everything that the phases share. */
-static void prepare(const tsri_cpu_backward_plan *plan, const tsr_args *args, backward_job *out) {
+/* Row tasks of a sequence of sq queries. */
+static int64_t row_tasks_of(const tsri_cpu_backward_plan *plan, int64_t step, int64_t sq) {
+  return plan->problem->p.heads_kv * ceil_div(sq * plan->problem->group, step);
+}
+
+/* Everything that the phases share. Returns the number of row tasks. */
+static int64_t prepare(const tsri_cpu_backward_plan *plan, const tsr_args *args, backward_job *out) {
   const tsr_problem *p = &plan->problem->p;
   const int64_t group = plan->problem->group, lanes = plan->tiles.lanes;
   tsri_cpu_backward *job = &out->shared;
   tsri_workspace ws = {(unsigned char *)args->workspace, 0};
-  int64_t *first_row;
+  int64_t *first_row, *first_task;
   float *sums;
   int64_t b;
   memset(out, 0, sizeof *out);
-  sums = take_arrays(plan, &ws, job, &first_row);
+  sums = take_arrays(plan, &ws, job, &first_row, &first_task);
   job->problem = plan->problem;
   job->args = args;
   job->tiles = plan->tiles;
@@ -344,19 +351,23 @@ static void prepare(const tsri_cpu_backward_plan *plan, const tsr_args *args, ba
                                     : tsri_dropout_key_make(args->seed, args->offset);
   job->rows_each = tsri_cpu_padded_rows(p->seq_q, group, lanes);
   job->rows_all = row_bound(plan);
+  job->row_step = 4 * 3 * lanes;
+  job->tasks_each = row_tasks_of(plan, job->row_step, p->seq_q);
   if (first_row) {
-    first_row[0] = 0;
-    for (b = 0; b < p->batch; ++b)
-      first_row[b + 1] =
-          first_row[b] + tsri_cpu_padded_rows(tsri_sequence_of(p, args, b).q.len, group, lanes);
+    first_row[0] = first_task[0] = 0;
+    for (b = 0; b < p->batch; ++b) {
+      const int64_t sq = tsri_sequence_of(p, args, b).q.len;
+      first_row[b + 1] = first_row[b] + tsri_cpu_padded_rows(sq, group, lanes);
+      first_task[b + 1] = first_task[b] + row_tasks_of(plan, job->row_step, sq);
+    }
     job->first_row = first_row;
+    job->first_task = first_task;
   }
   job->owners_b = p->batch;
   job->owners_g = p->heads_kv;
   job->owners_c = chunk_bound(plan);
   dbias_prepare(plan, args, sums, job);
-  job->row_step = 4 * 3 * lanes;
-  job->row_splits = ceil_div(p->seq_q * group, job->row_step);
+  return first_task ? first_task[p->batch] : p->batch * job->tasks_each;
 }
 
 tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_args *args,
@@ -367,24 +378,28 @@ tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_a
   const tsri_cpu_runner *runner = &plan->runner;
   int64_t row_tasks, dbias_tasks = 0, shape[4];
   backward_job job;
+  const int key_tasks = wants_scores(p) || wanted(&p->dv);
+  const int keys_known = uniform_k(p) && p->seq_k > 0;
   int failed = 0;
-  prepare(plan, args, &job);
-  row_tasks = p->batch * p->heads_kv * job.shared.row_splits;
+  row_tasks = prepare(plan, args, &job);
   if (wanted(&p->dbias)) {
     dbias_shape(p, shape);
     dbias_tasks = shape[0] * shape[1];
   }
-  if (wants_scores(p) || wanted(&p->dv) || p->dsink) {
+  /* Rows of a sequence that is one tile, and dQ of one that is one chunk, are left to the key tasks: if
+   * all are such, short problems wake the threads only once. */
+  if ((key_tasks || p->dsink) && !(key_tasks && keys_known && p->seq_k <= plan->tiles.whole)) {
     job.kernel = plan->kernels.backward_rows;
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }
   failed |= tsri_cpu_run(runner, dbias_clear, &job, dbias_tasks);
-  if (!failed && (wants_scores(p) || wanted(&p->dv))) {
+  if (!failed && key_tasks) {
     job.kernel = plan->kernels.backward_keys;
     failed |= tsri_cpu_run(runner, kernel_task, &job,
                            job.shared.owners_b * job.shared.owners_g * job.shared.owners_c);
   }
-  if (!failed && wanted(&p->dq)) {
+  if (!failed && wanted(&p->dq) &&
+      !(keys_known && tsri_cpu_chunk_count(&plan->tiles, p->seq_k) == 1)) {
     job.kernel = plan->kernels.backward_queries;
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }

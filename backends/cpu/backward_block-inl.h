@@ -17,6 +17,7 @@
 #include "gradient-inl.h"
 #include "row_policy-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 #if defined(TESSERA_CPU_BACKWARD_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
   #ifdef TESSERA_CPU_BACKWARD_BLOCK_INL_H_
@@ -80,13 +81,25 @@ class BackwardBlock {
     return tsri_row_offset(layout.stride, b_, head_of(row), seq_.q.begin + query_of(row));
   }
 
+  // A row of dO or O as float32 and whole vectors: where it is, or in line t.
+  const float *whole_row(const tsr_layout &layout, const void *base, int64_t row, int64_t t) {
+    const int64_t at = offset_of(layout, row);
+    if (in_place(layout, dim_v_)) return static_cast<const float *>(base) + at;
+    float *line = s_.lines + t * s_.line;
+    load_row_any(layout.dtype, base, at, layout.stride[3], dim_v_, line);
+    for (size_t x = dim_v_; x < ld_v_; ++x) line[x] = 0.0f;
+    return line;
+  }
+
+  // Whether rows of whole vectors of float32 lie in memory.
+  bool in_place(const tsr_layout &layout, size_t dim) const {
+    return layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 && dim % lanes_ == 0;
+  }
+
   float row_delta(int64_t row) {
     const DF d;
-    float *dout = s_.lines, *o = s_.lines + s_.line;
-    load_row_any(p_.dout.dtype, args_.dout, offset_of(p_.dout, row), p_.dout.stride[3], dim_v_,
-                 dout);
-    load_row_any(p_.o.dtype, args_.o, offset_of(p_.o, row), p_.o.stride[3], dim_v_, o);
-    for (size_t x = dim_v_; x < ld_v_; ++x) dout[x] = o[x] = 0.0f;
+    const float *dout = whole_row(p_.dout, args_.dout, row, 0);
+    const float *o = whole_row(p_.o, args_.o, row, 1);
     VF sum = hn::Zero(d);
     for (size_t x = 0; x < ld_v_; x += lanes_)
       sum = hn::MulAdd(hn::LoadU(d, dout + x), hn::LoadU(d, o + x), sum);
@@ -229,24 +242,32 @@ class BackwardBlock {
         s_.slope[r] =
             args_.alibi[(p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q) + s_.head[r]];
     }
-    load_rows(p_.q, args_.q, dim_, ld_, s_.q, s_.q_t);
+    q_ = load_rows(p_.q, args_.q, dim_, ld_, s_.q, s_.q_t);
     if (p_.scale < 0) scale_tile(s_.q_t, dim_ * width_, -1.0f);
-    load_rows(p_.dout, args_.dout, dim_v_, ld_v_, s_.dout, s_.do_t);
+    dout_ = load_rows(p_.dout, args_.dout, dim_v_, ld_v_, s_.dout, s_.do_t);
   }
 
-  void load_rows(const tsr_layout &layout, const void *base, size_t dim, size_t ld, float *rows,
+  // The block's rows transposed, and as rows of whole vectors: where they are, unless they are a
+  // multiple of 1 KiB apart, or copied into room.
+  Keys load_rows(const tsr_layout &layout, const void *base, size_t dim, size_t ld, float *room,
                  float *columns) {
-    for (size_t r = 0; r < width_; ++r) {
-      float *row = rows + r * ld;
+    Keys rows = {room, static_cast<int64_t>(ld)};
+    if (in_place(layout, dim) && job_.problem->group == 1 && layout.stride[2] % 256 != 0)
+      rows = {static_cast<const float *>(base) + offset_of(layout, first_), layout.stride[2]};
+    for (size_t r = rows.data == room ? 0 : live_; r < width_; ++r) {
+      float *row = room + r * ld;
       if (r < live_)
         load_row_any(layout.dtype, base, offset_of(layout, row_at(r)), layout.stride[3], dim, row);
       for (size_t x = r < live_ ? dim : 0; x < ld; ++x) row[x] = 0.0f;
     }
-    for (size_t r = 0; r < width_; r += kGroup) {
-      const float *lines[kGroup];
-      for (size_t t = 0; t < kGroup; ++t) lines[t] = rows + (r + t) * ld;
-      rows_to_columns(lines, dim, columns + r, width_);
+    for (size_t r = 0; r < width_; r += kRows) {
+      const float *lines[kRows];
+      for (size_t t = 0; t < kRows; ++t)
+        lines[t] = r + t < live_ ? rows.data + static_cast<int64_t>(r + t) * rows.ld
+                                 : room + (r + t) * ld;
+      rows_to_lanes(lines, dim, columns + r, width_);
     }
+    return rows;
   }
 
   const tsri_cpu_backward &job_;
@@ -266,6 +287,7 @@ class BackwardBlock {
   int64_t rows_ = 0;  // of the sequence and KV head
   int64_t panel_ = 0, panel_loaded_ = 0;
   Keys k_ = {}, v_ = {};  // of the panel
+  Keys q_ = {}, dout_ = {};  // rows of the block
   int64_t first_ = 0;     // of the block
   size_t width_ = 0, live_ = 0;
 };

@@ -52,7 +52,10 @@ struct tsri_cpu_backward {
   /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task.
    */
   int64_t owners_b, owners_g, owners_c;
-  int64_t row_splits, row_step; /* a row task is (sequence, KV head, row_step rows) */
+  /* A row task is (sequence, row_step rows, KV head). */
+  int64_t row_step;
+  const int64_t *first_task; /* [B + 1] row tasks before each sequence, or NULL: */
+  int64_t tasks_each;        /* row tasks of every sequence */
   unsigned char *scratch;       /* workers' blocks, scratch_bytes apart */
   int64_t scratch_bytes;
 };

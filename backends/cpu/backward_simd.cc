@@ -32,6 +32,7 @@
 #include "gradient-inl.h"
 #include "row_policy-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -58,11 +59,8 @@ class BackwardTask : BackwardBlock {
   void run_queries(int64_t task) {
     int64_t begin, end;
     if (!locate_rows(task, &begin, &end)) return;
-    const int64_t chunks = tsri_cpu_chunk_count(&job_.tiles, seq_.k.len);
-    for (int64_t first = begin; first < end; first += static_cast<int64_t>(width_)) {
-      start_block(first);
-      store_queries(chunks);
-    }
+    if (tsri_cpu_chunk_count(&job_.tiles, seq_.k.len) == 1) return;  // its key task did it
+    store_query_rows(begin, end);
   }
 
   void run_keys(int64_t task) {
@@ -76,15 +74,28 @@ class BackwardTask : BackwardBlock {
         const int64_t chunks = tsri_cpu_chunk_count(&job_.tiles, seq_.k.len);
         const int64_t c1 = job_.owners_c > 1 ? HWY_MIN(c0 + 1, chunks) : chunks;
         for (int64_t c = c0; c < c1; ++c) run_chunk(c);
+        if (want_q_ && chunks == 1) store_query_rows(0, rows_);
       }
   }
 
  private:
   // Rows [begin, end) of a row task; false if it has none.
   bool locate_rows(int64_t task, int64_t *begin, int64_t *end) {
-    const int64_t head = task / job_.row_splits;
-    start_head(head / p_.heads_kv, head % p_.heads_kv);
-    *begin = task % job_.row_splits * job_.row_step;
+    int64_t b, index = task;
+    if (job_.first_task) {
+      int64_t low = 0, high = p_.batch;  // first_task[low] <= task < first_task[high]
+      while (high - low > 1) {
+        const int64_t mid = low + (high - low) / 2;
+        (job_.first_task[mid] <= task ? low : high) = mid;
+      }
+      b = low;
+      index -= job_.first_task[low];
+    } else {
+      b = task / job_.tasks_each;
+      index -= b * job_.tasks_each;
+    }
+    start_head(b, index % p_.heads_kv);
+    *begin = index / p_.heads_kv * job_.row_step;
     *end = HWY_MIN(*begin + job_.row_step, rows_);
     return *begin < *end;
   }
@@ -107,24 +118,62 @@ class BackwardTask : BackwardBlock {
     return job_.dq + (chunk * job_.rows_all + row_number() + first_) * p_.dim_qk;
   }
 
-  void store_queries(int64_t chunks) {
+  // Whether the block sees a key of a chunk. Elsewhere its share of dQ is 0 and is not kept.
+  bool sees_chunk(const tsri_mask_row &seen, int64_t chunk) const {
+    const int64_t size = tsri_cpu_chunk_keys(&job_.tiles, seq_.k.len);
+    int64_t key;
+    size_t keys;
+    trim_keys(seen, chunk * size, HWY_MIN(chunk * size + size, seq_.k.len), &key, &keys);
+    return keys > 0;
+  }
+
+  // dQ of rows [begin, end), of whole blocks, from its shares.
+  void store_query_rows(int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += static_cast<int64_t>(width_)) {
+      start_block(first);
+      store_queries();
+    }
+  }
+
+  HWY_NOINLINE void store_queries() {
     const DF d;
     const size_t count = dim_ * width_;
-    const VF scale = hn::Set(d, p_.scale);
-    for (size_t x = 0; x < count; x += lanes_) {
-      VF sum = hn::Zero(d);
-      for (int64_t c = 0; c < chunks; ++c) sum = hn::Add(sum, hn::Load(d, share_of_dq(c) + x));
-      hn::Store(hn::Add(hn::Mul(sum, scale), hn::Zero(d)), d, s_.q_t + x);
+    const int64_t chunks = tsri_cpu_chunk_count(&job_.tiles, seq_.k.len);
+    const tsri_mask_row seen = seen_keys();
+    const float *sum = nullptr;
+    for (int64_t c = 0; c < chunks; ++c) {
+      if (!sees_chunk(seen, c)) continue;
+      const float *share = share_of_dq(c);
+      if (sum)
+        for (size_t x = 0; x < count; x += lanes_)
+          hn::Store(hn::Add(hn::Load(d, sum + x), hn::Load(d, share + x)), d, s_.q_t + x);
+      sum = sum ? s_.q_t : share;
     }
-    for (size_t r = 0; r < live_; r += kGroup) {
-      columns_to_rows(s_.q_t + r, width_, dim_, s_.q, ld_);
-      for (size_t t = 0; t < kGroup && r + t < live_; ++t) {
+    if (!sum) memset(s_.q_t, 0, count * sizeof(float));
+    if (!sum || !kWholeVectors) {
+      if (sum && sum != s_.q_t) memcpy(s_.q_t, sum, count * sizeof(float));
+      sum = s_.q_t;
+    }
+    const VF scale = hn::Set(d, p_.scale);
+    const auto finish = [&](VF x)
+                            HWY_ATTR { return hn::Add(hn::Mul(x, scale), hn::Zero(d)); };
+    for (size_t x = 0; x < width_; x += lanes_) before_rows(s_.q_t + x, width_, dim_, finish);
+    const bool direct = p_.dq.dtype == TSR_DTYPE_F32 && p_.dq.stride[3] == 1 &&
+                        !(p_.accumulate & TSR_ACCUMULATE_DQ);
+    for (size_t r = 0; r < live_; r += kRows) {
+      float *rows[kRows];
+      for (size_t t = 0; t < kRows; ++t)
+        rows[t] = direct && r + t < live_
+                      ? static_cast<float *>(args_.dq) + offset_of(p_.dq, row_at(r + t))
+                      : s_.q + (r + t) * ld_;
+      lanes_to_rows(sum + r, width_, dim_, rows, finish);
+      for (size_t t = 0; t < kRows && r + t < live_; ++t) {
         const int64_t row = row_at(r + t);
-        float *line = s_.q + t * ld_;
         // An empty row has no gradient, whatever K holds.
         if (args_.lse[offset_of(p_.lse, row)] == -__builtin_inff())
-          memset(line, 0, dim_ * sizeof(float));
-        store_gradient(p_.dq, args_.dq, offset_of(p_.dq, row), TSR_ACCUMULATE_DQ, line, dim_);
+          memset(rows[t], 0, dim_ * sizeof(float));
+        if (!direct)
+          store_gradient(p_.dq, args_.dq, offset_of(p_.dq, row), TSR_ACCUMULATE_DQ, rows[t], dim_);
       }
     }
   }
@@ -144,11 +193,10 @@ class BackwardTask : BackwardBlock {
     const int64_t size = tsri_cpu_chunk_keys(&job_.tiles, seq_.k.len);
     const int64_t begin = chunk * size, end = HWY_MIN(begin + size, seq_.k.len);
     chunk_ = chunk;
-    if (want_q_) {
-      first_ = 0;
-      const int64_t padded =
-          tsri_cpu_padded_rows(seq_.q.len, job_.problem->group, job_.tiles.lanes);
-      memset(share_of_dq(chunk), 0, static_cast<size_t>(padded) * dim_ * sizeof(float));
+    for (int64_t first = 0; want_q_ && first < rows_; first += static_cast<int64_t>(width_)) {
+      start_block(first);
+      if (sees_chunk(seen_keys(), chunk))
+        memset(share_of_dq(chunk), 0, width_ * dim_ * sizeof(float));
     }
     for (int64_t j = begin; j < end; j += job_.tiles.panel)
       run_panel(j, HWY_MIN(j + job_.tiles.panel, end));
@@ -183,7 +231,16 @@ class BackwardTask : BackwardBlock {
                   size_t dim, size_t n, float factor) {
     const DF d;
     const VF f = hn::Set(d, factor);
+    const bool direct = in_place(layout, dim) && !(p_.accumulate & accumulate);
     for (size_t r = 0; r < n; ++r, rows += ld) {
+      if (direct) {
+        float *to = static_cast<float *>(base) +
+                    tsri_row_offset(layout.stride, b_, g_,
+                                    seq_.k.begin + panel_ + static_cast<int64_t>(r));
+        for (size_t x = 0; x < ld; x += lanes_)
+          hn::StoreU(hn::Add(hn::Mul(hn::Load(d, rows + x), f), hn::Zero(d)), d, to + x);
+        continue;
+      }
       for (size_t x = 0; x < ld; x += lanes_)
         hn::Store(hn::Add(hn::Mul(hn::Load(d, rows + x), f), hn::Zero(d)), d, rows + x);
       store_gradient(
@@ -211,6 +268,12 @@ class BackwardTask : BackwardBlock {
     t.lines = s_.lines, t.line = static_cast<size_t>(s_.line);
     t.lo = s_.lo, t.hi = s_.hi;
     const size_t vectors = width_ / lanes_;
+    // dBias takes whole tiles.
+    const Zones zones = kind != TSRI_TILE_EDGE || want_bias_
+                            ? zones_whole(t.keys, vectors)
+                            : zones_of_band(s_.from, s_.to, width_, live_, rule_.prefix, t.key,
+                                            t.keys);
+    t.zones = &zones;
     if (vectors == 3)
       fold<3>(t, kind, purpose);
     else if (vectors == 2)
@@ -219,18 +282,36 @@ class BackwardTask : BackwardBlock {
       fold<1>(t, kind, purpose);
   }
 
-  // [n][width] = rows of K or V times columns of the block.
+  // [keys][width] = rows of K or V times columns of the block.
   template <int NV>
-  static HWY_NOINLINE void products(const float *keys, int64_t ld, size_t n, const float *columns,
-                                    size_t dim, float *out) {
-    score_tile<NV>(keys, ld, n, columns, dim, out);
+  static HWY_NOINLINE void products(const float *keys, int64_t ld, const Zones &z,
+                                    const float *columns, size_t dim, float *out) {
+    if (z.whole)
+      score_tile<NV>(keys, ld, z.to[0], columns, dim, out);
+    else
+      score_zones<NV>(keys, ld, z, columns, dim, out);
   }
 
   template <int NV>
-  static HWY_NOINLINE void add_queries(const float *k, int64_t ld, size_t n, const float *ds,
+  static HWY_NOINLINE void add_queries(const float *k, int64_t ld, const Zones &z, const float *ds,
                                        size_t dim, float *dq) {
     const VF one = hn::Set(DF(), 1.0f);
-    output_tile<NV>(k, ld, n, ds, dim, dq, one, one, one);
+    if (z.whole)
+      output_tile<NV>(k, ld, z.to[0], ds, dim, dq, one, one, one);
+    else
+      output_zones<NV>(k, ld, z, ds, dim, dq, one, one, one);
+  }
+
+  // dK or dV of the tile's keys += P^T or dS^T times the block's rows.
+  void add_keys(const ScoreTile &t, const float *weights, const Keys &rows, float *sums,
+                size_t ld) const {
+    for (size_t i = 0; i < t.zones->segments; ++i) {
+      const Zones::Segment &part = t.zones->segment[i];
+      const size_t from = part.first * lanes_, to = HWY_MIN(live_, from + part.count * lanes_);
+      rows_product(weights + part.begin * width_ + from, width_, part.end - part.begin, to - from,
+                   rows.data + static_cast<int64_t>(from) * rows.ld,
+                   static_cast<size_t>(rows.ld), sums + part.begin * ld, ld);
+    }
   }
 
   // One tile.
@@ -241,7 +322,7 @@ class BackwardTask : BackwardBlock {
       return;
     }
     if (want_s_)
-      products<NV>(v_.data + (t.key - panel_) * v_.ld, v_.ld, t.keys, s_.do_t, dim_v_, s_.g_t);
+      products<NV>(v_.data + (t.key - panel_) * v_.ld, v_.ld, *t.zones, s_.do_t, dim_v_, s_.g_t);
     if (p_.dropout > 0) load_keep(t);
     // Without dropout and dP the passes have less to do.
     if (want_s_)
@@ -256,7 +337,7 @@ class BackwardTask : BackwardBlock {
   // S^T with all steps up to the mask; false if no key is allowed.
   template <int NV>
   bool load_scores(const ScoreTile &t, tsri_tile_class kind) {
-    products<NV>(k_.data + (t.key - panel_) * k_.ld, k_.ld, t.keys, s_.q_t, dim_, s_.s_t);
+    products<NV>(k_.data + (t.key - panel_) * k_.ld, k_.ld, *t.zones, s_.q_t, dim_, s_.s_t);
     if (!steps_.needed(kind)) return true;
     const auto cap = [this](float *s, size_t count)
                          HWY_ATTR { softcap_gradient_tile(s, s_.slope_t, count, p_.softcap); };
@@ -268,12 +349,12 @@ class BackwardTask : BackwardBlock {
   HWY_NOINLINE void finish_scores(const ScoreTile &t, Purpose purpose) {
     float *s = s_.s_t, *g = s_.g_t;
     if (purpose == kKnown)
-      return gradient_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, s_.ref, s_.inverse, s_.d,
+      return gradient_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, s_.ref, s_.inverse, s_.d,
                                          unit_);
-    state_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, unit_, s_.m, s_.l, s_.e);
+    state_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, unit_, s_.m, s_.l, s_.e);
     if (purpose == kState) return;
     end_state();
-    finish_tile<kGrad, kDrop>(s, g, s_.keep, t.keys, width_, s_.inverse, s_.d);
+    finish_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, s_.inverse, s_.d);
   }
 
   void end_state() {
@@ -293,16 +374,17 @@ class BackwardTask : BackwardBlock {
   template <int NV>
   void add_gradients(const ScoreTile &t) {
     const size_t at = static_cast<size_t>(t.key - panel_), n = t.keys;
-    if (want_v_) rows_product(s_.s_t, width_, n, live_, s_.dout, ld_v_, s_.dv + at * ld_v_);
+    if (want_v_) add_keys(t, s_.s_t, dout_, s_.dv + at * ld_v_, ld_v_);
     if (want_bias_) add_bias(t);
     if (!want_q_ && !want_k_) return;
     if (p_.softcap > 0) multiply_tile(s_.g_t, s_.slope_t, n * width_);
     const float *k = k_.data + (t.key - panel_) * k_.ld;
     const size_t step = static_cast<size_t>(job_.tiles.keys);
     for (size_t j = 0; want_q_ && j < n; j += step)
-      add_queries<NV>(k + static_cast<int64_t>(j) * k_.ld, k_.ld, HWY_MIN(step, n - j),
-                      s_.g_t + j * width_, dim_, share_of_dq(chunk_));
-    if (want_k_) rows_product(s_.g_t, width_, n, live_, s_.q, ld_, s_.dk + at * ld_);
+      add_queries<NV>(k + static_cast<int64_t>(j) * k_.ld, k_.ld,
+                      zones_cut(*t.zones, j, HWY_MIN(j + step, n), NV), s_.g_t + j * width_, dim_,
+                      share_of_dq(chunk_));
+    if (want_k_) add_keys(t, s_.g_t, q_, s_.dk + at * ld_, ld_);
   }
 
   // dS of the tile into dBias.

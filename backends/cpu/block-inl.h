@@ -13,6 +13,7 @@
 #include "row_policy-inl.h"
 #include "score-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 #if defined(TESSERA_CPU_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
   #ifdef TESSERA_CPU_BLOCK_INL_H_
@@ -75,6 +76,25 @@ HWY_INLINE void trim_keys(const tsri_mask_row &seen, int64_t begin, int64_t end,
   *keys = stop > start ? static_cast<size_t>(stop - start) : 0;
 }
 
+// What the vectors of a block of `width` lanes, `live` of them rows, need of an edge tile: the band of
+// each. from, to: allowed keys of the rows.
+HWY_INLINE Zones zones_of_band(const int64_t *from, const int64_t *to, size_t width, size_t live,
+                               int64_t prefix, int64_t key, size_t keys) {
+  const size_t lanes = hn::Lanes(DF()), vectors = width / lanes;
+  if (key < prefix) return zones_whole(keys, vectors);
+  const int64_t most = static_cast<int64_t>(keys);
+  Zones z;
+  for (size_t v = 0; v < vectors; ++v) {
+    const size_t last = HWY_MIN((v + 1) * lanes, live) - 1;
+    z.from[v] = static_cast<size_t>(tsri_clamp(from[v * lanes] - key, 0, most)) / 8 * 8;
+    z.to[v] =
+        HWY_MIN(keys, (static_cast<size_t>(tsri_clamp(to[last] - key, 0, most)) + 7) / 8 * 8);
+    z.to[v] = HWY_MAX(z.from[v], z.to[v]);
+  }
+  zones_finish(keys, vectors, z);
+  return z;
+}
+
 // One block against keys [key, key + keys): coordinates of its rows, and room of a tile's size.
 struct ScoreTile {
   const int64_t *query, *head;  // [width] i and h
@@ -83,6 +103,7 @@ struct ScoreTile {
   size_t width;                 // lanes
   int64_t key;
   size_t keys;
+  const Zones *zones;  // what of it is needed; the steps may leave anything elsewhere
   float *s;            // [keys][width]
   float *term, *bias;  // room: [keys][width] mask, bias
   float *lines;        // room: 4 lines of at least `keys` floats, `line` apart
@@ -163,7 +184,7 @@ class ScoreSteps {
       t.lo[r] = static_cast<int32_t>(tsri_clamp(t.from[r] - t.key, 0, most));
       t.hi[r] = static_cast<int32_t>(tsri_clamp(t.to[r] - t.key, 0, most));
     }
-    interval_tile(t.s, t.keys, t.width,
+    interval_tile(t.s, *t.zones, t.width,
                   static_cast<int32_t>(tsri_clamp(rule_.prefix - t.key, 0, most)), t.lo, t.hi);
   }
 

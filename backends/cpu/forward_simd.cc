@@ -23,6 +23,7 @@
 #include "row_policy-inl.h"
 #include "score-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -53,27 +54,27 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     memset(s_.o_t, 0, padded_rows() * dim_v_ * sizeof(float));
     for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
       const size_t width = block_lanes(first);
-      for (size_t r = 0; r < width; r += kGroup) {
-        const float *lines[kGroup];
-        for (size_t t = 0; t < kGroup; ++t) lines[t] = query_line(first + r + t, t);
-        rows_to_columns(lines, dim_, s_.q_t + first * dim_ + r, width);
+      for (size_t r = 0; r < width; r += kRows) {
+        const float *rows[kRows];
+        for (size_t t = 0; t < kRows; ++t) rows[t] = query_row(first + r + t, t);
+        rows_to_lanes(rows, dim_, s_.q_t + first * dim_ + r, width);
       }
       if (p_.scale < 0) scale_tile(s_.q_t + first * dim_, dim_ * width, -1.0f);
     }
   }
 
-  // A row of Q as float32: where it is, or converted into line t.
-  const float *query_line(size_t r, size_t t) {
-    float *line = s_.lines + t * line_;
+  // A row of Q as float32: where it is, or converted into row t of the room for K.
+  const float *query_row(size_t r, size_t t) {
+    float *room = s_.k + t * static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
     if (r >= rows_) {
-      memset(line, 0, dim_ * sizeof(float));
-      return line;
+      memset(room, 0, dim_ * sizeof(float));
+      return room;
     }
     const int64_t at = offset_of(p_.q, r);
     if (p_.q.dtype == TSR_DTYPE_F32 && p_.q.stride[3] == 1)
       return static_cast<const float *>(args_.q) + at;
-    load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, line);
-    return line;
+    load_row_any(p_.q.dtype, args_.q, at, p_.q.stride[3], dim_, room);
+    return room;
   }
 
   Keys operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
@@ -101,6 +102,10 @@ class ForwardTask : RowTask<kMaxVectors, false> {
       const Keys kb = {k.data + (block.key - key) * k.ld, k.ld};
       const Keys vb = {v.data + (block.key - key) * v.ld, v.ld};
       const size_t vectors = block.width / lanes_;
+      block.zones = kind == TSRI_TILE_FULL
+                        ? zones_whole(block.keys, vectors)
+                        : zones_of_band(s_.from + block.first, s_.to + block.first, block.width,
+                                        block.live, rule_.prefix, block.key, block.keys);
       if (vectors == 3)
         fold<3>(block, kb, vb, kind);
       else if (vectors == 2)
@@ -115,20 +120,35 @@ class ForwardTask : RowTask<kMaxVectors, false> {
   HWY_NOINLINE void fold(const Block &block, const Keys &k, const Keys &v, tsri_tile_class kind) {
     const DF d;
     const size_t n = block.keys, lanes = lanes_;
+    const Zones &zones = block.zones;
     const float *q = s_.q_t + block.first * dim_;
     float *m = s_.m + block.first, *l = s_.l + block.first;
     const VF old0 = hn::Load(d, m);
     const VF old1 = NV > 1 ? hn::Load(d, m + lanes) : old0;
     const VF old2 = NV > 2 ? hn::Load(d, m + 2 * lanes) : old0;
-    score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    if (zones.whole)
+      score_tile<NV>(k.data, k.ld, n, q, dim_, s_.s_t);
+    else
+      score_zones<NV>(k.data, k.ld, zones, q, dim_, s_.s_t);
     if (steps_.needed(kind) && !finish_scores(block, kind, s_.s_t)) return;
-    max_tile<NV>(s_.s_t, n, m);
+    if (zones.whole)
+      max_tile<NV>(s_.s_t, n, m);
+    else
+      max_zones(s_.s_t, zones, block.width, m);
     const VF r0 = Recurrence::reference(hn::Load(d, m));
     const VF r1 = NV > 1 ? Recurrence::reference(hn::Load(d, m + lanes)) : r0;
     const VF r2 = NV > 2 ? Recurrence::reference(hn::Load(d, m + 2 * lanes)) : r0;
     const VF unit = hn::Set(d, unit_);
     VF t0 = r0, t1 = r0, t2 = r0;
-    softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
+    if (zones.whole) {
+      softmax_tile<NV>(s_.s_t, n, unit, r0, r1, r2, t0, t1, t2);
+    } else {
+      t0 = softmax_vector(s_.s_t, block.width, zones.from[0], zones.to[0], unit, r0);
+      if (NV > 1)
+        t1 = softmax_vector(s_.s_t + lanes, block.width, zones.from[1], zones.to[1], unit, r1);
+      if (NV > 2)
+        t2 = softmax_vector(s_.s_t + 2 * lanes, block.width, zones.from[2], zones.to[2], unit, r2);
+    }
     const VF a0 = Recurrence::correction_in(unit, old0, r0);
     const VF a1 = Recurrence::correction_in(unit, old1, r1);
     const VF a2 = Recurrence::correction_in(unit, old2, r2);
@@ -137,7 +157,11 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     if (NV > 2)
       hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) steps_.drop(score_tile_of(block, s_.s_t), job_.drop_key, s_.s_t);
-    output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, s_.o_t + block.first * dim_v_, a0, a1, a2);
+    float *o = s_.o_t + block.first * dim_v_;
+    if (zones.whole)
+      output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, o, a0, a1, a2);
+    else
+      output_zones<NV>(v.data, v.ld, zones, s_.s_t, dim_v_, o, a0, a1, a2);
   }
 };
 

@@ -17,6 +17,7 @@
 #include "kernels.h"
 #include "row_policy-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 #if defined(TESSERA_CPU_FORWARD_TASK_INL_H_) == defined(HWY_TARGET_TOGGLE)
   #ifdef TESSERA_CPU_FORWARD_TASK_INL_H_
@@ -36,6 +37,7 @@ struct Block {
   size_t width;  // lanes
   int64_t key;   // first key
   size_t keys;
+  Zones zones;  // what of it the rows need
 };
 
 // kWhole: blocks always have kVectors vectors, else as many as their rows need.
@@ -53,6 +55,7 @@ class RowTask {
     scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
     natural_ = steps_.natural();
     unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
+    in_place_ = p_.o.dtype == TSR_DTYPE_F32 && p_.o.stride[3] == 1;
     locate(task);
   }
 
@@ -118,7 +121,7 @@ class RowTask {
     ScoreTile t;
     t.query = s_.query + block.first, t.head = s_.head + block.first;
     t.from = s_.from + block.first, t.to = s_.to + block.first, t.slope = s_.slope + block.first;
-    t.width = block.width, t.key = block.key, t.keys = block.keys;
+    t.width = block.width, t.key = block.key, t.keys = block.keys, t.zones = &block.zones;
     t.s = s, t.term = s_.term, t.bias = s_.bias;
     t.lines = s_.lines, t.line = line_;
     t.lo = s_.lo, t.hi = s_.hi;
@@ -146,24 +149,30 @@ class RowTask {
         const auto empty =
             hn::And(hn::Eq(factor, hn::Zero(d)),
                     hn::Eq(hn::Load(d, s_.l + first + x), hn::Set(d, -__builtin_inff())));
-        for (size_t c = 0; c < dim_v_; ++c) {
-          float *at = o + c * width + x;
+        const auto finish = [&](VF sum) HWY_ATTR {
           // Adding +0 turns -0 into +0: masked keys may have added zeros or not.
-          const VF value = hn::Add(hn::Mul(hn::Load(d, at), factor), hn::Zero(d));
-          hn::Store(hn::IfThenZeroElse(empty, value), d, at);
-        }
-      }
-      for (size_t r = 0; r < width; r += kGroup) {
-        columns_to_rows(o + r, width, dim_v_, s_.lines, line_);
-        for (size_t t = 0; t < kGroup && first + r + t < rows_; ++t) {
-          const size_t row = first + r + t;
-          store_row_any(p_.o.dtype, s_.lines + t * line_, dim_v_, args_.o, offset_of(p_.o, row),
-                        p_.o.stride[3]);
+          return hn::IfThenZeroElse(empty, hn::Add(hn::Mul(sum, factor), hn::Zero(d)));
+        };
+        before_rows(o + x, width, dim_v_, finish);
+        for (size_t r = x; r < x + lanes_; r += kRows) {
+          float *rows[kRows];
+          for (size_t t = 0; t < kRows; ++t) rows[t] = output_row(first + r + t, t);
+          lanes_to_rows(o + r, width, dim_v_, rows, finish);
+          for (size_t t = 0; t < kRows && first + r + t < rows_; ++t)
+            if (!in_place_)
+              store_row_any(p_.o.dtype, rows[t], dim_v_, args_.o, offset_of(p_.o, first + r + t),
+                            p_.o.stride[3]);
         }
       }
     }
     if (args_.lse) store_state(p_.lse.stride, args_.lse, s_.l);
     if (args_.max_logit) store_state(p_.max_logit.stride, args_.max_logit, s_.m);
+  }
+
+  // Where a row of O is put together: where it goes, or row t of the room for V.
+  float *output_row(size_t row, size_t t) {
+    if (in_place_ && row < rows_) return static_cast<float *>(args_.o) + offset_of(p_.o, row);
+    return s_.v + t * static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
   }
 
   // 1 / l of one vector of rows, after the sink joined.
@@ -233,6 +242,7 @@ class RowTask {
   float scale_;   // magnitude; the sign goes into Q^T
   bool natural_;  // scores get softcap, bias or ALiBi, so they are scaled first; else they are
   float unit_;    //   dot products, and unit_ times a difference of scores is in base two
+  bool in_place_;  // rows of O are written where they belong
   int64_t b_, g_;
   tsri_sequence seq_;
   tsri_mask_rule rule_;

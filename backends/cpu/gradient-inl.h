@@ -45,6 +45,7 @@ HWY_NOINLINE void rows_block(const float *HWY_RESTRICT a, size_t lda, size_t n,
     const float *HWY_RESTRICT a##i = a + (i < MR ? i : 0) * lda;
   TSRI_EACH_KEY(TSRI_DECLARE)
   #undef TSRI_DECLARE
+  TSRI_UNROLL
   for (size_t r = 0; r < n; ++r, b += ldb) {
     const VF b0 = hn::LoadU(d, b);
     const VF b1 = NV > 1 ? hn::LoadU(d, b + lanes) : b0;
@@ -89,18 +90,18 @@ HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const
   if (m & 1) rows_block<NV, 1>(a, lda, n, b, ldb, c, ldc);
 }
 
-// C [m][ldb] += A [m][n] B [n][ldb]; ldb whole vectors, lda floats between rows of A.
+// C [m][ldc] += A [m][n] B [n][ldc]; ldc whole vectors, rows of A and B lda and ldb floats apart.
 static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size_t n,
-                                      const float *b, size_t ldb, float *c) {
+                                      const float *b, size_t ldb, float *c, size_t ldc) {
   const size_t lanes = hn::Lanes(DF());
-  for (size_t left = ldb / lanes; left > 0;) {
+  for (size_t left = ldc / lanes; left > 0;) {
     // One vector alone has a load per product: 5 = 3 + 2.
     const size_t take = left <= kWide ? left : left == kWide + 1 && kWide > 2 ? kWide - 1 : kWide;
-    if (take == 1) rows_panel<1>(a, lda, m, n, b, ldb, c, ldb);
-    if (take == 2) rows_panel<2>(a, lda, m, n, b, ldb, c, ldb);
+    if (take == 1) rows_panel<1>(a, lda, m, n, b, ldb, c, ldc);
+    if (take == 2) rows_panel<2>(a, lda, m, n, b, ldb, c, ldc);
     if constexpr (kWide > 2) {
-      if (take == 3) rows_panel<3>(a, lda, m, n, b, ldb, c, ldb);
-      if (take == 4) rows_panel<4>(a, lda, m, n, b, ldb, c, ldb);
+      if (take == 3) rows_panel<3>(a, lda, m, n, b, ldb, c, ldc);
+      if (take == 4) rows_panel<4>(a, lda, m, n, b, ldb, c, ldc);
     }
     b += take * lanes;
     c += take * lanes;
@@ -151,14 +152,14 @@ HWY_INLINE auto hidden_weight(VF w) {
 // the maximum.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
-                              const float *HWY_RESTRICT keep, size_t n, size_t width,
+                              const float *HWY_RESTRICT keep, const Zones &z, size_t width,
                               const float *HWY_RESTRICT ref, const float *HWY_RESTRICT inverse,
                               const float *HWY_RESTRICT delta, float unit) {
   const DF d;
   const VF u = hn::Set(d, unit);
-  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+  for (size_t x = 0, v = 0; x < width; x += hn::Lanes(d), ++v) {
     const VF r = hn::Load(d, ref + x), scale = hn::Load(d, inverse + x), e = hn::Load(d, delta + x);
-    for (size_t j = 0, i = x; j < n; ++j, i += width) {
+    for (size_t j = z.from[v], i = j * width + x; j < z.to[v]; ++j, i += width) {
       const VF score = hn::Load(d, s + i);
       const auto hidden = hidden_score(score);
       VF p = hn::IfThenZeroElse(hidden, hn::Mul(Recurrence::prob_in(u, score, r), scale));
@@ -180,21 +181,23 @@ HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
 // go by 16 keys, which keeps rounding errors from growing with the tile.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
-                           const float *HWY_RESTRICT keep, size_t n, size_t width, float unit,
+                           const float *HWY_RESTRICT keep, const Zones &z, size_t width, float unit,
                            float *HWY_RESTRICT m, float *HWY_RESTRICT l, float *HWY_RESTRICT e) {
   constexpr size_t kSum = 16;
   const DF d;
   const VF u = hn::Set(d, unit);
   const VF zero = hn::Zero(d);
-  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+  for (size_t x = 0, v = 0; x < width; x += hn::Lanes(d), ++v) {
     const VF old = hn::Load(d, m + x);
     VF top = old;
-    for (size_t j = 0, i = x; j < n; ++j, i += width) top = RowPolicy::max(top, hn::Load(d, s + i));
+    for (size_t j = z.from[v], i = j * width + x; j < z.to[v]; ++j, i += width)
+      top = RowPolicy::max(top, hn::Load(d, s + i));
     const VF ref = Recurrence::reference(top);
     VF sum = zero, sum_e = zero;
-    for (size_t j0 = 0; j0 < n; j0 += kSum) {
+    for (size_t j0 = z.from[v] / kSum * kSum; j0 < z.to[v]; j0 += kSum) {
       VF part = zero, part_e = zero;
-      for (size_t j = j0, i = x + j0 * width; j < HWY_MIN(n, j0 + kSum); ++j, i += width) {
+      size_t j = HWY_MAX(j0, z.from[v]);
+      for (size_t i = j * width + x; j < HWY_MIN(z.to[v], j0 + kSum); ++j, i += width) {
         const VF score = hn::Load(d, s + i);
         const auto hidden = hidden_score(score);
         const VF p = hn::IfThenZeroElse(hidden, Recurrence::prob_in(u, score, ref));
@@ -220,12 +223,12 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
 // The rest after state_tile: P (after dropout) in s, dS in g. scale: from w to P.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void finish_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
-                            const float *HWY_RESTRICT keep, size_t n, size_t width,
+                            const float *HWY_RESTRICT keep, const Zones &z, size_t width,
                             const float *HWY_RESTRICT scale, const float *HWY_RESTRICT delta) {
   const DF d;
-  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+  for (size_t x = 0, v = 0; x < width; x += hn::Lanes(d), ++v) {
     const VF factor = hn::Load(d, scale + x), e = hn::Load(d, delta + x);
-    for (size_t j = 0, i = x; j < n; ++j, i += width) {
+    for (size_t j = z.from[v], i = j * width + x; j < z.to[v]; ++j, i += width) {
       const VF w = hn::Load(d, s + i);
       const auto hidden = hidden_weight(w);
       VF p = hn::IfThenZeroElse(hidden, hn::Mul(w, factor));

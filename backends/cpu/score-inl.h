@@ -12,6 +12,7 @@
 #include "convert-inl.h"
 #include "row_policy-inl.h"
 #include "tile-inl.h"
+#include "transpose-inl.h"
 
 #if defined(TESSERA_CPU_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
   #ifdef TESSERA_CPU_SCORE_INL_H_
@@ -55,17 +56,24 @@ HWY_INLINE void alibi_tile(float *HWY_RESTRICT s, size_t n, size_t width,
   }
 }
 
-// Keeps keys j with j < prefix or lo[row] <= j < hi[row].
-HWY_INLINE void interval_tile(float *HWY_RESTRICT s, size_t n, size_t width, int32_t prefix,
+// Keeps keys j with j < prefix or lo[row] <= j < hi[row], within zones. Keys that all rows of a
+// vector see are not touched.
+HWY_INLINE void interval_tile(float *HWY_RESTRICT s, const Zones &z, size_t width, int32_t prefix,
                               const int32_t *HWY_RESTRICT lo, const int32_t *HWY_RESTRICT hi) {
   const DF d;
   const DI di;
   const VF hidden = hn::Set(d, -__builtin_inff());
   const size_t first = prefix > 0 ? static_cast<size_t>(prefix) : 0;
-  for (size_t x = 0; x < width; x += hn::Lanes(d)) {
+  for (size_t x = 0, v = 0; x < width; x += hn::Lanes(d), ++v) {
     const VI from = hn::Load(di, lo + x), to = hn::Load(di, hi + x);
-    for (size_t j = first; j < n; ++j) {
+    const int32_t shared = hn::GetLane(hn::MaxOfLanes(di, from));
+    const int32_t end = hn::GetLane(hn::MinOfLanes(di, to));
+    for (size_t j = HWY_MAX(first, z.from[v]); j < z.to[v]; ++j) {
       const VI key = hn::Set(di, static_cast<int32_t>(j));
+      if (static_cast<int32_t>(j) == shared && shared < end) {
+        j = static_cast<size_t>(end) - 1;
+        continue;
+      }
       const auto off = hn::Or(hn::Gt(from, key), hn::Not(hn::Gt(to, key)));
       float *at = s + j * width + x;
       hn::Store(hn::IfThenElse(hn::RebindMask(d, off), hidden, hn::Load(d, at)), d, at);

@@ -9,6 +9,9 @@
 // A block of MR keys (or MR dims of V) times NV vectors keeps MR * NV sums in registers. Every
 // element is summed over the inner index in order by fused multiply-add, whatever MR and NV are, so
 // a row's bits do not depend on the block it fell into.
+//
+// At the edges of a band each vector of rows needs other keys. Zones say which; what lies outside
+// them is neither computed nor read, and would have added exact zeros.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,20 +39,84 @@ template <int NV>
 constexpr int kBlock = 8;
   #endif
 
+// Keys of a tile that each vector of a block needs, as multiples of 8 or the end of the tile;
+// neither end falls from one vector to the next. Segments: runs of keys that the same vectors need.
+struct Zones {
+  struct Segment {
+    size_t begin, end;
+    size_t first, count;  // vectors
+  };
+  size_t from[kMaxVectors], to[kMaxVectors];
+  Segment segment[2 * kMaxVectors - 1];
+  size_t segments;
+  bool whole;  // every vector needs every key
+};
+
+HWY_INLINE Zones zones_whole(size_t n, size_t vectors) {
+  Zones z;
+  for (size_t v = 0; v < kMaxVectors; ++v) z.from[v] = 0, z.to[v] = n;
+  z.segment[0] = {0, n, 0, vectors};
+  z.segments = 1;
+  z.whole = true;
+  return z;
+}
+
+// From from[] and to[], of which those of the first `vectors` are set.
+static HWY_NOINLINE HWY_MAYBE_UNUSED void zones_finish(size_t n, size_t vectors, Zones &z) {
+  size_t cut[2 * kMaxVectors], cuts = 0;
+  z.whole = true;
+  for (size_t v = 0; v < vectors; ++v) {
+    z.whole = z.whole && z.from[v] == 0 && z.to[v] == n;
+    for (size_t at : {z.from[v], z.to[v]}) {
+      size_t i = cuts++;
+      for (; i > 0 && cut[i - 1] > at; --i) cut[i] = cut[i - 1];
+      cut[i] = at;
+    }
+  }
+  z.segments = 0;
+  for (size_t i = 0; i + 1 < cuts; ++i) {
+    if (cut[i] == cut[i + 1]) continue;
+    Zones::Segment part = {cut[i], cut[i + 1], 0, 0};
+    while (part.first < vectors && z.to[part.first] <= part.begin) ++part.first;
+    while (part.first + part.count < vectors && z.from[part.first + part.count] <= part.begin)
+      ++part.count;
+    if (part.count > 0) z.segment[z.segments++] = part;
+  }
+}
+
+// The same for keys [begin, end) of the tile, counted from `begin`, a multiple of 8.
+HWY_INLINE Zones zones_cut(const Zones &from, size_t begin, size_t end, size_t vectors) {
+  if (from.whole) return zones_whole(end - begin, vectors);
+  Zones z;
+  for (size_t v = 0; v < vectors; ++v) {
+    z.from[v] = HWY_MIN(HWY_MAX(from.from[v], begin), end) - begin;
+    z.to[v] = HWY_MIN(HWY_MAX(from.to[v], begin), end) - begin;
+  }
+  zones_finish(end - begin, vectors, z);
+  return z;
+}
+
   // Vectors may not be array elements or members on targets of unknown length: names are made by
   // hand.
   #define TSRI_EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-// Scores of keys 0 .. n-1 at k (rows `ld` apart) against one block of rows, over `dim` dims; added
-// to what S^T holds if kAdd. Rows of S^T up to the next multiple of the block may be overwritten.
+  // Products are unrolled so that the end of a loop over a usual head dim is foreseen.
+  #ifdef __clang__
+    #define TSRI_UNROLL _Pragma("clang loop unroll_count(4)")
+  #else
+    #define TSRI_UNROLL _Pragma("GCC unroll 4")
+  #endif
+
+// Scores of keys 0 .. n-1 at k (rows `ld` apart) against NV vectors of a block of rows `width`
+// lanes wide, over `dim` dims; added to what S^T holds if kAdd. Rows of S^T up to the next multiple
+// of the block may be overwritten.
 template <int NV, bool kAdd>
 static HWY_NOINLINE void score_part(const float *k, int64_t ld, size_t n,
-                                    const float *HWY_RESTRICT q, size_t dim,
+                                    const float *HWY_RESTRICT q, size_t width, size_t dim,
                                     float *HWY_RESTRICT s) {
   constexpr int MR = kBlock<NV>;
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  const size_t width = NV * lanes;
   for (size_t j = 0; j < n; j += MR) {
     const size_t last = n - 1 - j;
   #define TSRI_DECLARE(i)                                           \
@@ -58,6 +125,7 @@ static HWY_NOINLINE void score_part(const float *k, int64_t ld, size_t n,
     TSRI_EACH_ROW(TSRI_DECLARE)
   #undef TSRI_DECLARE
     const float *HWY_RESTRICT qx = q;
+    TSRI_UNROLL
     for (size_t x = 0; x < dim; ++x, qx += width) {
       const VF b0 = hn::Load(d, qx);
       const VF b1 = NV > 1 ? hn::Load(d, qx + lanes) : b0;
@@ -86,17 +154,40 @@ static HWY_NOINLINE void score_part(const float *k, int64_t ld, size_t n,
   }
 }
 
-// All dims of S^T = K Q^T. Sums over many dims are cut into parts that are added afterwards, which
-// keeps the rounding error of dim 576 near that of dim 128.
+// All dims of S^T = K Q^T for NV vectors of a block. Sums over many dims are cut into parts that are
+// added afterwards, which keeps the rounding error of dim 576 near that of dim 128.
+template <int NV>
+HWY_INLINE void score_run(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
+                          size_t width, size_t dim, float *HWY_RESTRICT s) {
+  constexpr size_t kWhole = 128, kPart = 64;
+  size_t done = dim <= kWhole ? dim : kPart;
+  score_part<NV, false>(k, ld, n, q, width, done, s);
+  for (; done < dim; done += kPart)
+    score_part<NV, true>(k + done, ld, n, q + done * width, width, HWY_MIN(kPart, dim - done), s);
+}
+
 template <int NV>
 HWY_INLINE void score_tile(const float *k, int64_t ld, size_t n, const float *HWY_RESTRICT q,
                            size_t dim, float *HWY_RESTRICT s) {
-  constexpr size_t kWhole = 128, kPart = 64;
-  const size_t width = NV * hn::Lanes(DF());
-  size_t done = dim <= kWhole ? dim : kPart;
-  score_part<NV, false>(k, ld, n, q, done, s);
-  for (; done < dim; done += kPart)
-    score_part<NV, true>(k + done, ld, n, q + done * width, HWY_MIN(kPart, dim - done), s);
+  score_run<NV>(k, ld, n, q, NV * hn::Lanes(DF()), dim, s);
+}
+
+template <int NV>
+static HWY_NOINLINE HWY_MAYBE_UNUSED void score_zones(const float *k, int64_t ld, const Zones &z,
+                                                      const float *HWY_RESTRICT q, size_t dim,
+                                                      float *HWY_RESTRICT s) {
+  const size_t lanes = hn::Lanes(DF()), width = NV * lanes;
+  for (size_t i = 0; i < z.segments; ++i) {
+    const Zones::Segment &part = z.segment[i];
+    const float *from = k + static_cast<int64_t>(part.begin) * ld;
+    const size_t n = part.end - part.begin, skip = part.first * lanes;
+    float *to = s + part.begin * width + skip;
+    if (part.count == 1) score_run<1>(from, ld, n, q + skip, width, dim, to);
+    if constexpr (NV > 1)
+      if (part.count == 2) score_run<2>(from, ld, n, q + skip, width, dim, to);
+    if constexpr (NV > 2)
+      if (part.count == 3) score_run<3>(from, ld, n, q + skip, width, dim, to);
+  }
 }
 
 // Maximum over keys of every row, folded into m[width]. Kept out of score_part: with three more
@@ -130,32 +221,80 @@ HWY_INLINE void max_tile(const float *HWY_RESTRICT s, size_t n, float *HWY_RESTR
   if constexpr (NV > 2) hn::Store(RowPolicy::max(a2, b2), d, m + 2 * lanes);
 }
 
+static HWY_NOINLINE HWY_MAYBE_UNUSED void max_zones(const float *HWY_RESTRICT s, const Zones &z,
+                                                    size_t width, float *HWY_RESTRICT m) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t x = 0, v = 0; x < width; x += lanes, ++v) {
+    VF top = hn::Load(d, m + x);
+    for (size_t j = z.from[v]; j < z.to[v]; ++j)
+      top = RowPolicy::max(top, hn::Load(d, s + j * width + x));
+    hn::Store(top, d, m + x);
+  }
+}
+
 // MR dims of O^T = alpha O^T + V^T P^T over n keys. A tile is summed apart and joins O at the end:
 // rounding errors then grow with the tile and the number of tiles, not with the number of keys.
-template <int NV, int MR>
+template <int NV, int MR, bool kZones>
 static HWY_NOINLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, size_t n,
-                                      const float *HWY_RESTRICT p, float *HWY_RESTRICT o,
-                                      const VF &alpha0, const VF &alpha1, const VF &alpha2) {
+                                      const Zones *zones, const float *HWY_RESTRICT p,
+                                      float *HWY_RESTRICT o, const VF &alpha0, const VF &alpha1,
+                                      const VF &alpha2) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   const size_t width = NV * lanes;
   #define TSRI_DECLARE(i) VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;
   TSRI_EACH_ROW(TSRI_DECLARE)
   #undef TSRI_DECLARE
-  for (size_t j = 0; j < n; ++j, v += ld, p += width) {
-    const VF b0 = hn::Load(d, p);
-    const VF b1 = NV > 1 ? hn::Load(d, p + lanes) : b0;
-    const VF b2 = NV > 2 ? hn::Load(d, p + 2 * lanes) : b0;
-  #define TSRI_STEP(i)                                            \
-    if constexpr (i < MR) {                                       \
-      const VF c = hn::Set(d, v[i]);                              \
-      a##i##0 = hn::MulAdd(c, b0, a##i##0);                       \
-      if constexpr (NV > 1) a##i##1 = hn::MulAdd(c, b1, a##i##1); \
-      if constexpr (NV > 2) a##i##2 = hn::MulAdd(c, b2, a##i##2); \
+  #define TSRI_STEP(i)                                                      \
+    if constexpr (i < MR) {                                                 \
+      const VF c = hn::Set(d, vj[i]);                                       \
+      if constexpr (F == 0) a##i##0 = hn::MulAdd(c, b0, a##i##0);           \
+      if constexpr (F <= 1 && L > 1) a##i##1 = hn::MulAdd(c, b1, a##i##1); \
+      if constexpr (L > 2) a##i##2 = hn::MulAdd(c, b2, a##i##2);            \
     }
-    TSRI_EACH_ROW(TSRI_STEP)
-  #undef TSRI_STEP
+  // Keys of a segment into vectors first .. last - 1. The next lines of V, and those of the next
+  // step, are asked for: a column of V is no pattern that a prefetcher knows.
+  #define TSRI_KEYS(first, last)                                            \
+    constexpr int F = first, L = last;                                      \
+    const float *HWY_RESTRICT vj = v + static_cast<int64_t>(begin) * ld;    \
+    const float *HWY_RESTRICT pj = p + begin * width;                       \
+    TSRI_UNROLL                                                             \
+    for (size_t j = begin; j < end; ++j, vj += ld, pj += width) {           \
+      const VF b0 = F == 0 ? hn::Load(d, pj) : hn::Zero(d);                 \
+      const VF b1 = F <= 1 && L > 1 ? hn::Load(d, pj + lanes) : b0;         \
+      const VF b2 = L > 2 ? hn::Load(d, pj + 2 * lanes) : b0;               \
+      if constexpr (!kZones) {                                              \
+        __builtin_prefetch(vj + 16);                                        \
+        __builtin_prefetch(vj + ahead, 0, 2);                               \
+      }                                                                     \
+      TSRI_EACH_ROW(TSRI_STEP)                                              \
+    }
+  const int64_t ahead = static_cast<int64_t>(n) * ld;
+  if constexpr (!kZones) {
+    const size_t begin = 0, end = n;
+    TSRI_KEYS(0, NV)
+  } else {
+    for (size_t i = 0; i < zones->segments; ++i) {
+      const size_t begin = zones->segment[i].begin, end = zones->segment[i].end;
+      const size_t which = zones->segment[i].first * 4 + zones->segment[i].count;
+      if (which == NV) {
+        TSRI_KEYS(0, NV)
+      } else if (which == 1) {
+        TSRI_KEYS(0, 1)
+      } else if (NV > 1 && which == 4 + NV - 1) {
+        TSRI_KEYS(1, NV)
+      } else if (NV > 2 && which == 2) {
+        TSRI_KEYS(0, 2)
+      } else if (NV > 2 && which == 5) {
+        TSRI_KEYS(1, 2)
+      } else if (NV > 2) {
+        TSRI_KEYS(2, 3)
+      }
+    }
   }
+  #undef TSRI_KEYS
+  #undef TSRI_STEP
   #define TSRI_JOIN(x, alpha, at) \
     hn::Store(Recurrence::new_sum(hn::Load(d, o + (at)), alpha, x), d, o + (at))
   #define TSRI_FINISH(i)                                                      \
@@ -171,23 +310,48 @@ static HWY_NOINLINE void output_block(const float *HWY_RESTRICT v, int64_t ld, s
 
 // All dims of O^T: whole blocks, then the rest in halves, so that nothing beyond a row of V is
 // read.
-template <int NV>
-HWY_INLINE void output_tile(const float *v, int64_t ld, size_t n, const float *HWY_RESTRICT p,
-                            size_t dim, float *HWY_RESTRICT o, VF alpha0, VF alpha1, VF alpha2) {
+template <int NV, bool kZones>
+HWY_INLINE void output_dims(const float *v, int64_t ld, size_t n, const Zones *z,
+                            const float *HWY_RESTRICT p, size_t dim, float *HWY_RESTRICT o,
+                            VF alpha0, VF alpha1, VF alpha2) {
   constexpr int MR = kBlock<NV>;
   const size_t width = NV * hn::Lanes(DF());
   size_t x = 0;
-  for (; x + MR <= dim; x += MR)
-    output_block<NV, MR>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+  #define TSRI_DIMS(m)                                                                        \
+    output_block<NV, m, kZones>(v + x, ld, n, z, p, o + x * width, alpha0, alpha1, alpha2); \
+    x += m
+  while (x + MR <= dim) {
+    TSRI_DIMS(MR);
+  }
   if (MR > 4 && (dim - x) & 4) {
-    output_block<NV, 4>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
-    x += 4;
+    TSRI_DIMS(4);
   }
   if ((dim - x) & 2) {
-    output_block<NV, 2>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
-    x += 2;
+    TSRI_DIMS(2);
   }
-  if ((dim - x) & 1) output_block<NV, 1>(v + x, ld, n, p, o + x * width, alpha0, alpha1, alpha2);
+  if ((dim - x) & 1) {
+    TSRI_DIMS(1);
+  }
+  #undef TSRI_DIMS
+}
+
+template <int NV>
+HWY_INLINE void output_tile(const float *v, int64_t ld, size_t n, const float *HWY_RESTRICT p,
+                            size_t dim, float *HWY_RESTRICT o, VF alpha0, VF alpha1, VF alpha2) {
+  output_dims<NV, false>(v, ld, n, nullptr, p, dim, o, alpha0, alpha1, alpha2);
+}
+
+template <int NV>
+HWY_INLINE void output_zones(const float *v, int64_t ld, const Zones &z,
+                             const float *HWY_RESTRICT p, size_t dim, float *HWY_RESTRICT o,
+                             VF alpha0, VF alpha1, VF alpha2) {
+  if constexpr (NV > 1) {
+    output_dims<NV, true>(v, ld, 0, &z, p, dim, o, alpha0, alpha1, alpha2);
+  } else {
+    const size_t width = hn::Lanes(DF());
+    output_tile<1>(v + static_cast<int64_t>(z.from[0]) * ld, ld, z.to[0] - z.from[0],
+                   p + z.from[0] * width, dim, o, alpha0, alpha1, alpha2);
+  }
 }
 
 // Scores to probabilities in place, and the sum over keys of each lane: p = 2^((s - r) unit).
@@ -218,77 +382,17 @@ HWY_INLINE void softmax_tile(float *HWY_RESTRICT s, size_t n, VF unit, VF r0, VF
   sum2 = t2;
 }
 
-  // Rows are transposed in groups: 4 x 4 blocks of 128-bit vectors exist on every target but
-  // SCALAR.
-  #if HWY_TARGET == HWY_SCALAR
-constexpr size_t kGroup = 1;
-  #else
-constexpr size_t kGroup = 4;
-using D4 = hn::Full128<float>;
-using V4 = hn::Vec<D4>;
-
-HWY_INLINE void transpose4(V4 &a, V4 &b, V4 &c, V4 &e) {
-  const D4 d4;
-  const hn::Full128<uint64_t> d2;
-  const auto ab0 = hn::BitCast(d2, hn::InterleaveLower(d4, a, b));
-  const auto ab1 = hn::BitCast(d2, hn::InterleaveUpper(d4, a, b));
-  const auto ce0 = hn::BitCast(d2, hn::InterleaveLower(d4, c, e));
-  const auto ce1 = hn::BitCast(d2, hn::InterleaveUpper(d4, c, e));
-  a = hn::BitCast(d4, hn::InterleaveLower(d2, ab0, ce0));
-  b = hn::BitCast(d4, hn::InterleaveUpper(d2, ab0, ce0));
-  c = hn::BitCast(d4, hn::InterleaveLower(d2, ab1, ce1));
-  e = hn::BitCast(d4, hn::InterleaveUpper(d2, ab1, ce1));
-}
-  #endif
-
-// kGroup rows of n floats into kGroup columns of a matrix of `width` columns.
-HWY_INLINE void rows_to_columns(const float *const *rows, size_t n, float *HWY_RESTRICT dst,
-                                size_t width) {
-  size_t x = 0;
-  #if HWY_TARGET != HWY_SCALAR
-  const D4 d4;
-  for (; x + 4 <= n; x += 4) {
-    V4 a = hn::LoadU(d4, rows[0] + x), b = hn::LoadU(d4, rows[1] + x);
-    V4 c = hn::LoadU(d4, rows[2] + x), e = hn::LoadU(d4, rows[3] + x);
-    transpose4(a, b, c, e);
-    float *HWY_RESTRICT to = dst + x * width;
-    hn::StoreU(a, d4, to);
-    hn::StoreU(b, d4, to + width);
-    hn::StoreU(c, d4, to + 2 * width);
-    hn::StoreU(e, d4, to + 3 * width);
-  }
-  #endif
-  for (; x < n; ++x)
-    for (size_t r = 0; r < kGroup; ++r) dst[x * width + r] = rows[r][x];
-}
-
-// x *= factor.
-HWY_INLINE void scale_tile(float *HWY_RESTRICT x, size_t count, float factor) {
+// One vector of rows of the same, keys [from, to).
+HWY_INLINE VF softmax_vector(float *HWY_RESTRICT s, size_t width, size_t from, size_t to, VF unit,
+                             VF r) {
   const DF d;
-  const VF f = hn::Set(d, factor);
-  for (size_t i = 0; i < count; i += hn::Lanes(d))
-    hn::Store(hn::Mul(hn::Load(d, x + i), f), d, x + i);
-}
-
-// kGroup columns of a matrix of n rows and `width` columns to kGroup rows, `ld` apart.
-HWY_INLINE void columns_to_rows(const float *HWY_RESTRICT src, size_t width, size_t n,
-                                float *HWY_RESTRICT dst, size_t ld) {
-  size_t x = 0;
-  #if HWY_TARGET != HWY_SCALAR
-  const D4 d4;
-  for (; x + 4 <= n; x += 4) {
-    const float *HWY_RESTRICT from = src + x * width;
-    V4 a = hn::LoadU(d4, from), b = hn::LoadU(d4, from + width);
-    V4 c = hn::LoadU(d4, from + 2 * width), e = hn::LoadU(d4, from + 3 * width);
-    transpose4(a, b, c, e);
-    hn::StoreU(a, d4, dst + x);
-    hn::StoreU(b, d4, dst + ld + x);
-    hn::StoreU(c, d4, dst + 2 * ld + x);
-    hn::StoreU(e, d4, dst + 3 * ld + x);
+  VF sum = hn::Zero(d);
+  for (size_t j = from; j < to; ++j) {
+    const VF p = Recurrence::prob_in(unit, hn::Load(d, s + j * width), r);
+    hn::Store(p, d, s + j * width);
+    sum = hn::Add(sum, p);
   }
-  #endif
-  for (; x < n; ++x)
-    for (size_t r = 0; r < kGroup; ++r) dst[r * ld + x] = src[x * width + r];
+  return sum;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -85,6 +85,15 @@ static int repeat_all(uint32_t passes) {
       failures += repeat_runs(names[i], &prefill, dtypes[d], passes);
       failures += repeat_runs(names[i], &decode, dtypes[d], passes);
       failures += repeat_runs(names[i], &packed, dtypes[d], passes);
+      /* Keys of more than one chunk, and a band that most of them are outside of. */
+      tsr_case chunks = base_row("chunks", 1, 70, 1300);
+      tsr_case window = base_row("window", 1, 300, 1300);
+      chunks.determinism = window.determinism = TSR_DETERMINISM_DETERMINISTIC;
+      window.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+      window.window = TSR_WINDOW_BOTTOM_RIGHT;
+      window.left = 90, window.right = TSR_UNBOUNDED;
+      failures += repeat_runs(names[i], &chunks, dtypes[d], passes);
+      failures += repeat_runs(names[i], &window, dtypes[d], passes);
     }
   return failures;
 }
@@ -149,6 +158,134 @@ Test(determinism, row_independent_of_batch) {
       failures += one_of_batch(names[i], 9, 1, 2500, dtypes[d]);
       failures += one_of_batch(names[i], 5, 33, 400, dtypes[d]);
       failures += one_of_batch(names[i], 3, 200, 200, dtypes[d]);
+    }
+  cr_assert_eq(failures, 0);
+}
+
+/* Rows of sequence `from` of one batch into sequence `to` of another. */
+static void copy_rows(const tsr_dense *a, int64_t from, const tsr_dense *b, int64_t to,
+                      int64_t rows) {
+  int64_t h, i;
+  for (h = 0; h < a->dim[1]; ++h)
+    for (i = 0; i < rows; ++i)
+      memcpy(tsr_dense_row(b, to, h, i), tsr_dense_row(a, from, h, i),
+             (size_t)a->dim[3] * sizeof(double));
+}
+
+/* Whether sequence `at` of a batch and the only one of another have the same rows. */
+static bool same_rows(const char *title, const char *what, const tsr_dense *many, int64_t at,
+                      const tsr_dense *one, int64_t rows) {
+  int64_t h, i;
+  for (h = 0; h < one->dim[1]; ++h)
+    for (i = 0; i < rows; ++i)
+      if (memcmp(tsr_dense_row(many, at, h, i), tsr_dense_row(one, 0, h, i),
+                 (size_t)one->dim[3] * sizeof(double)) != 0) {
+        printf("%s: row %lld of %s, head %lld, differs\n", title, (long long)i, what,
+               (long long)h);
+        return false;
+      }
+  return true;
+}
+
+/* A batch that holds the sequence in question among others. */
+typedef struct composition {
+  const char *name;
+  int64_t batch, at;      /* its place */
+  int64_t other_q, other_k; /* lengths of the others */
+  bool packed;
+  int64_t bound_q, bound_k; /* lengths that the problem states at least */
+  int32_t threads;
+} composition;
+
+/* Results of the sequence in a batch against those of it alone. */
+static int in_company(const char *backend, const tsr_inputs *one, const tsr_results *alone,
+                      const composition *c) {
+  int64_t len_q[48], len_k[48], sq = one->row->seq_q, sk = one->row->seq_k, b;
+  tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
+  tsr_context *context = NULL;
+  tsr_case form = *one->row;
+  tsr_results results;
+  tsr_inputs in;
+  char title[160];
+  bool refused, same;
+  for (b = 0; b < c->batch; ++b) {
+    len_q[b] = b == c->at ? sq : c->other_q + b % 3;
+    len_k[b] = b == c->at ? sk : c->other_k + b % 5;
+  }
+  form.name = c->name, form.batch = c->batch, form.len_q = len_q, form.len_k = len_k;
+  form.seq_q = sq > c->other_q + 2 ? sq : c->other_q + 2;
+  form.seq_k = sk > c->other_k + 4 ? sk : c->other_k + 4;
+  if (form.seq_q < c->bound_q) form.seq_q = c->bound_q;
+  if (form.seq_k < c->bound_k) form.seq_k = c->bound_k;
+  form.packed_q = form.packed_k = c->packed;
+  cr_assert(tsr_inputs_create(&in, &form, one->dtype));
+  copy_rows(&one->q, 0, &in.q, c->at, sq);
+  copy_rows(&one->dout, 0, &in.dout, c->at, sq);
+  copy_rows(&one->k, 0, &in.k, c->at, sk);
+  copy_rows(&one->v, 0, &in.v, c->at, sk);
+  options.threads = c->threads;
+  cr_assert_eq(tsr_context_create(&context, &options), TSR_STATUS_SUCCESS);
+  snprintf(title, sizeof title, "%s %s, %lld queries and %lld keys alone and %s", backend,
+           tsr_check_dtype_name(one->dtype), (long long)sq, (long long)sk, c->name);
+  same = conform_run(context, backend, &in, &form, TSR_PASS_FORWARD | TSR_PASS_BACKWARD, &results,
+                     &refused);
+  if (same) {
+    same = same_rows(title, "o", &results.out[TSR_OUTPUT_O], c->at, &alone->out[TSR_OUTPUT_O], sq) &&
+           same_rows(title, "dq", &results.out[TSR_OUTPUT_DQ], c->at, &alone->out[TSR_OUTPUT_DQ],
+                     sq) &&
+           same_rows(title, "dk", &results.out[TSR_OUTPUT_DK], c->at, &alone->out[TSR_OUTPUT_DK],
+                     sk) &&
+           same_rows(title, "dv", &results.out[TSR_OUTPUT_DV], c->at, &alone->out[TSR_OUTPUT_DV],
+                     sk);
+    tsr_results_destroy(&results);
+  }
+  tsr_context_destroy(context);
+  tsr_inputs_destroy(&in);
+  return !same;
+}
+
+/* Gradients of a sequence alone, and in batches that differ in size, lengths, packing, padding and
+ * number of threads. */
+static int compositions(const char *backend, int64_t sq, int64_t sk, tsr_dtype dtype,
+                        tsr_causal causal) {
+  static const composition all[] = {
+      {"packed between two others", 3, 1, 30, 50, true, 0, 0, 3},
+      {"packed after a longer one", 2, 1, 150, 1500, true, 0, 0, 1},
+      {"packed among forty short ones", 40, 17, 5, 9, true, 0, 0, 7},
+      {"padded to thrice its length", 2, 0, 20, 700, false, 400, 2600, 2},
+  };
+  tsr_case row = base_row("alone", 1, sq, sk);
+  tsr_results alone;
+  tsr_inputs one;
+  bool refused = false;
+  int failures = 0;
+  size_t i;
+  row.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
+  row.causal = causal;
+  cr_assert(tsr_inputs_create(&one, &row, dtype));
+  if (!conform_run(NULL, backend, &one, &row, TSR_PASS_FORWARD | TSR_PASS_BACKWARD, &alone,
+                   &refused)) {
+    failures += !refused;
+  } else {
+    for (i = 0; i < sizeof all / sizeof all[0]; ++i)
+      failures += in_company(backend, &one, &alone, &all[i]);
+    tsr_results_destroy(&alone);
+  }
+  tsr_inputs_destroy(&one);
+  return failures;
+}
+
+Test(determinism, gradients_independent_of_batch) {
+  int32_t i, count = backends();
+  int failures = 0;
+  size_t d;
+  for (i = 0; i < count; ++i)
+    for (d = 0; d < 3; ++d) {
+      failures += compositions(names[i], 61, 1100, dtypes[d], TSR_CAUSAL_BOTTOM_RIGHT);
+      failures += compositions(names[i], 131, 700, dtypes[d], TSR_CAUSAL_NONE);
+      if (dtypes[d] != TSR_DTYPE_F32) continue;
+      failures += compositions(names[i], 1, 530, dtypes[d], TSR_CAUSAL_NONE);
+      failures += compositions(names[i], 200, 90, dtypes[d], TSR_CAUSAL_TOP_LEFT);
     }
   cr_assert_eq(failures, 0);
 }

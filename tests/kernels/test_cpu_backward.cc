@@ -165,7 +165,8 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
   job.rows_all = job.rows_each * s.heads_kv;
   job.owners_b = 1, job.owners_g = s.heads_kv, job.owners_c = 3;
   job.row_step = 3 * kernels.lanes;
-  job.row_splits = (s.sq * resolved.group + job.row_step - 1) / job.row_step;
+  job.tasks_each =
+      s.heads_kv * ((s.sq * resolved.group + job.row_step - 1) / job.row_step);
   tsri_workspace count = {nullptr, 0};
   tsri_cpu_backward_scratch_take(&count, &p, &job.tiles);
   job.scratch_bytes = count.used;
@@ -179,7 +180,7 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
   job.d = static_cast<float *>(tsri_workspace_take(&ws, rows, 4));
   job.dq = static_cast<float *>(tsri_workspace_take(&ws, 3 * rows * s.dim_qk, 4));
   job.scratch = static_cast<unsigned char *>(tsri_workspace_take(&ws, count.used, 1));
-  const int64_t row_tasks = s.heads_kv * job.row_splits, key_tasks = 3 * s.heads_kv;
+  const int64_t row_tasks = job.tasks_each, key_tasks = 3 * s.heads_kv;
   for (int64_t t = 0; t < row_tasks; ++t)
     kernels.backward_rows(&job, reverse ? row_tasks - 1 - t : t, 0);
   for (int64_t t = 0; t < key_tasks; ++t)

@@ -41,7 +41,7 @@ void test_rows_product() {
         for (size_t i = 0; i < n * ld; ++i) in_[i] = kernel_uniform(15, i, -1, 1);
         for (size_t i = 0; i < (m + 1) * ld; ++i)
           out_[i] = other_[i] = kernel_uniform(16, i, -1, 1);
-        rows_product(a, lda, m, n, in_, ld, out_);
+        rows_product(a, lda, m, n, in_, ld, out_, ld);
         for (size_t i = 0; i < (m + 1) * ld; ++i) {
           double want = other_[i];
           for (size_t r = 0; i < m * ld && r < n; ++r)
@@ -72,9 +72,9 @@ void test_gradient_tiles() {
   memcpy(s, in_, n * lanes * 4);
   memcpy(g, other_, n * lanes * 4);
   const size_t half = 20;  // two tiles, the first of them longer than a partial sum
-  state_tile<true, true>(s, g, keep, half, lanes, unit, m, l, e);
-  state_tile<true, true>(s + half * lanes, g + half * lanes, keep + half * lanes, n - half, lanes,
-                         unit, m, l, e);
+  state_tile<true, true>(s, g, keep, zones_whole(half, 1), lanes, unit, m, l, e);
+  state_tile<true, true>(s + half * lanes, g + half * lanes, keep + half * lanes,
+                         zones_whole(n - half, 1), lanes, unit, m, l, e);
   for (size_t r = 0; r < lanes; ++r) {
     double top = -HUGE_VAL, sum = 0, mean = 0;
     for (size_t j = 0; j < n; ++j) top = fmax(top, (double)in_[j * lanes + r]);
@@ -93,7 +93,7 @@ void test_gradient_tiles() {
   }
   memcpy(s, in_, n * lanes * 4);
   memcpy(g, other_, n * lanes * 4);
-  gradient_tile<true, true>(s, g, keep, n, lanes, m, inverse, delta, unit);
+  gradient_tile<true, true>(s, g, keep, zones_whole(n, 1), lanes, m, inverse, delta, unit);
   for (size_t i = 0; i < n * lanes; ++i) {
     const size_t r = i % lanes;
     const double p = in_[i] == -kInf ? 0 : exp2(((double)in_[i] - m[r]) * unit) * inverse[r];
@@ -109,8 +109,8 @@ void test_gradient_tiles() {
   memcpy(whole_s, in_, n * lanes * 4);
   HWY_ALIGN_MAX static float whole_g[kMost];
   memcpy(whole_g, other_, n * lanes * 4);
-  state_tile<true, true>(whole_s, whole_g, keep, n, lanes, unit, whole_m, l, e);
-  finish_tile<true, true>(whole_s, whole_g, keep, n, lanes, inverse, delta);
+  state_tile<true, true>(whole_s, whole_g, keep, zones_whole(n, 1), lanes, unit, whole_m, l, e);
+  finish_tile<true, true>(whole_s, whole_g, keep, zones_whole(n, 1), lanes, inverse, delta);
   for (size_t i = 0; i < n * lanes; ++i)
     kernel_check(fabs(whole_s[i] - s[i]) < 1e-6 && fabs(whole_g[i] - g[i]) < 1e-6,
                  "whole tile, element %zu", i);

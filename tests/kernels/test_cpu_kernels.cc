@@ -71,7 +71,7 @@ static void test_score_steps() {
       for (size_t i = 0; i < count; ++i) out_[i] = i % 7 == 3 ? kInf : i % 11 == 5 ? NAN : in_[i];
       for (size_t i = 0; i < count; ++i)
         other_[i] = kernel_uniform(7, i, 0.0f, 1.0f) < 0.7f ? 1.0f : 0.0f;
-      interval_tile(out_, n, width, prefix, lo, hi);
+      interval_tile(out_, zones_whole(n, vectors), width, prefix, lo, hi);
       mask_tile(out_, other_, count);
       for (size_t j = 0; j < n; ++j)
         for (size_t r = 0; r < width; ++r) {
@@ -243,6 +243,85 @@ static void test_micro_kernels() {
   free(o);
 }
 
+// A tile of which each vector needs a run of keys: the same bits as with zeros in the rest of P^T,
+// and nothing outside the runs is read. Every pair of runs that does not fall is tried.
+static void test_zones() {
+  const DF d;
+  const size_t lanes = hn::Lanes(d), width = 3 * lanes, n = 21, dim = 15, ld = 17;
+  if ((n + 8) * width > kMost || dim * width > kMost) return;
+  static float k[21 * 17];
+  HWY_ALIGN_MAX static float p[kMost], zeroed[kMost], top[3 * HWY_MAX_BYTES / sizeof(float)];
+  for (size_t i = 0; i < n * ld; ++i) k[i] = kernel_uniform(12, i, -1, 1);
+  for (size_t i = 0; i < dim * width; ++i) in_[i] = kernel_uniform(13, i, -1, 1);
+  const size_t ends[] = {0, 8, 16, n};
+  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  for (size_t code = 0; code < 4096; ++code) {
+    Zones z;
+    bool falls = false;
+    for (size_t v = 0; v < 3; ++v) {
+      z.from[v] = ends[code >> (4 * v) & 3], z.to[v] = ends[code >> (4 * v + 2) & 3];
+      falls = falls || z.to[v] < z.from[v] ||
+              (v > 0 && (z.from[v] < z.from[v - 1] || z.to[v] < z.to[v - 1]));
+    }
+    if (falls) continue;
+    zones_finish(n, 3, z);
+    for (size_t i = 0; i < (n + 8) * width; ++i) out_[i] = NAN;
+    score_zones<3>(k, ld, z, in_, dim, out_);
+    score_tile<3>(k, ld, n, in_, dim, zeroed);
+    for (size_t r = 0; r < width; ++r) top[r] = -kInf;
+    max_zones(out_, z, width, top);
+    for (size_t j = 0; j < n; ++j)
+      for (size_t r = 0; r < width; ++r) {
+        const size_t i = j * width + r;
+        const bool needed = z.from[r / lanes] <= j && j < z.to[r / lanes];
+        if (needed)
+          kernel_check(out_[i] == zeroed[i] && top[r] >= out_[i], "zones %zx: score", code);
+        else
+          out_[i] = NAN, zeroed[i] = -kInf;
+      }
+    VF sum0, sum1, sum2;
+    softmax_tile<3>(zeroed, n, one, zero, zero, zero, sum0, sum1, sum2);
+    const VF sum = softmax_vector(out_ + lanes, width, z.from[1], z.to[1], one, zero);
+    softmax_vector(out_, width, z.from[0], z.to[0], one, zero);
+    softmax_vector(out_ + 2 * lanes, width, z.from[2], z.to[2], one, zero);
+    kernel_check(hn::GetLane(sum) == hn::GetLane(sum1), "zones %zx: sum", code);
+    for (size_t i = 0; i < dim * width; ++i) p[i] = other_[i] = 0.5f;
+    output_zones<3>(k, ld, z, out_, dim, p, one, one, one);
+    output_tile<3>(k, ld, n, zeroed, dim, other_, one, one, one);
+    for (size_t i = 0; i < dim * width; ++i)
+      kernel_check(p[i] == other_[i], "zones %zx: output %zu is %g, not %g", code, i, p[i],
+                   other_[i]);
+    const Zones part = zones_cut(z, 8, n, 3);
+    for (size_t v = 0; v < 3; ++v)
+      for (size_t j = 8; j < n; ++j)
+        kernel_check((z.from[v] <= j && j < z.to[v]) ==
+                         (part.from[v] <= j - 8 && j - 8 < part.to[v]),
+                     "zones %zx: part of a tile", code);
+  }
+}
+
+// Whole groups of rows, some of them one and the same, into columns and back.
+static void test_rows() {
+  const DF d;
+  const size_t lanes = hn::Lanes(d), width = 2 * HWY_MAX(lanes, kRows);
+  for (size_t n = 1; n <= 19 && kRows * n <= kMost && n * width <= kMost; ++n) {
+    const float *rows[kRows];
+    float *back[kRows];
+    for (size_t i = 0; i < kRows * n; ++i) in_[i] = (float)i, other_[i] = -1.0f;
+    for (size_t r = 0; r < kRows; ++r) rows[r] = in_ + r * n, back[r] = other_ + r * n;
+    rows_to_lanes(rows, n, out_ + kRows, width);
+    for (size_t x = 0; x < n; ++x)
+      for (size_t r = 0; r < kRows; ++r)
+        kernel_check(out_[x * width + kRows + r] == in_[r * n + x], "rows to lanes, n %zu", n);
+    const auto twice = [](VF v) HWY_ATTR { return hn::Add(v, v); };
+    if (lanes == kRows) before_rows(out_ + kRows, width, n, twice);
+    lanes_to_rows(out_ + kRows, width, n, back, twice);
+    const float factor = lanes == kRows || kWholeVectors ? 2.0f : 1.0f;
+    for (size_t i = 0; i < kRows * n; ++i)
+      kernel_check(other_[i] == factor * in_[i], "lanes to rows, n %zu", n);
+  }
+}
+
 static void test_transposes() {
   for (size_t n = 1; n <= 19; ++n) {
     const size_t width = 4 * kGroup;
@@ -265,6 +344,8 @@ void run_all() {
   test_dropout();
   test_lines();
   test_micro_kernels();
+  test_zones();
+  test_rows();
   test_transposes();
 }
 

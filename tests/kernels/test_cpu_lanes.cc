@@ -71,6 +71,37 @@ static void test_exp2() {
                  out_[i]);
 }
 
+// Against the product in double: where the target fuses, nothing is lost by it.
+static void test_exp2_product() {
+  const DF d;
+  const float units[] = {0.18033688f, 1.4426950f, 3e-5f, 2e4f};
+  const bool fused = HWY_NATIVE_FMA != 0;
+  for (const float unit : units) {
+    double worst = 0;
+    const auto power = [unit](VF x) HWY_ATTR { return exp2_product(x, hn::Set(DF(), unit)); };
+    for (size_t i = 0; i < kLanesMost; ++i)
+      in_[i] = kernel_uniform(22, i, -126.0f, i % 4 == 0 ? 20.0f : 0.0f) / unit /
+               static_cast<float>(1 << (i % 8));
+    for (size_t i = 0; i < kLanesMost; i += hn::Lanes(d))
+      hn::Store(power(hn::Load(d, in_ + i)), d, out_ + i);
+    for (size_t i = 0; i < kLanesMost; ++i)
+      if (static_cast<double>(in_[i]) * static_cast<double>(unit) >= -126)
+        worst = fmax(worst,
+                     fabs(out_[i] / exp2(static_cast<double>(in_[i]) * static_cast<double>(unit)) -
+                          1));
+    kernel_check(worst < (fused ? 1.3e-7 : 6e-6), "exp2 of a product with %g: error %g", unit,
+                 worst);
+    const float special[] = {0.0f, -0.0f, -kLanesInf, NAN, -3.4e38f, -127.0f / unit};
+    const float expect[] = {1.0f, 1.0f, 0.0f, NAN, 0.0f, 0.0f};
+    for (size_t i = 0; i < 96; ++i) in_[i] = special[i % 6];
+    for (size_t i = 0; i < 96; i += hn::Lanes(d))
+      hn::Store(power(hn::Load(d, in_ + i)), d, out_ + i);
+    for (size_t i = 0; i < 96; ++i)
+      kernel_check(isnan(expect[i % 6]) ? isnan(out_[i]) : out_[i] == expect[i % 6],
+                   "exp2 of %g times %g = %g", in_[i], unit, out_[i]);
+  }
+}
+
 static void test_log() {
   double worst = 0;
   for (int part = 0; part < 32; ++part) {
@@ -214,6 +245,7 @@ static void test_recurrence() {
 
 void run_lanes() {
   test_exp2();
+  test_exp2_product();
   test_log();
   test_tanh();
   test_conversion<F16>("f16", tsri_f16_to_float, tsri_float_to_f16);

@@ -23,6 +23,7 @@ struct Scalar {
   static V mul(V a, V b) { return a * b; }
   static V mul_add(V a, V b, V c) { return std::fma(a, b, c); }
   static V exp2(V x) { return std::exp2(x); }
+  static V exp2_product(V x, V unit) { return std::exp2(x * unit); }
   static V log(V x) { return std::log(x); }
   static V div(V a, V b) { return a / b; }
   static V select_eq(V a, V b, V yes, V no) { return a == b ? yes : no; }
