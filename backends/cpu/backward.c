@@ -65,7 +65,11 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   int64_t fit;
   plan.problem = problem;
   plan.kernels = *kernels;
-  plan.runner = *runner;
+  plan.runner = tsri_cpu_runner_for(
+      runner,
+      5.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q * tsri_cpu_mean_keys(p) *
+          (double)(p->dim_qk + p->dim_v),
+      0);
   tiles->lanes = kernels->lanes;
   /* S^T and dP^T of a block take half of L1. A fact of the processor, because results follow it. */
   fit = device->l1_bytes / 2 / (2 * block * (int64_t)sizeof(float));

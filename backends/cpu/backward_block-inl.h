@@ -160,6 +160,10 @@ class BackwardBlock {
     for (size_t x = 0; x < width_; x += lanes_) {
       const VF m = hn::Load(d, s_.m + x), l = hn::Load(d, s_.l + x), logit = hn::LoadU(d, sink + x);
       VF inverse = Recurrence::inverse_sum(l), p_sink = hn::Zero(d);
+      // Not e times inverse: P sums to l times inverse, and the rounding of inverse would leave a
+      // multiple of D in the sum of dS.
+      VF mean = RowPolicy::select_eq(l, hn::Zero(d), hn::Zero(d),
+                                     hn::Div(hn::Load(d, s_.e + x), l));
       if (p_.sink) {
         // Weights of the keys and of the sink against the larger of both.
         const VF top_m = hn::Mul(m, natural), top = Recurrence::new_max(top_m, logit);
@@ -167,8 +171,9 @@ class BackwardBlock {
         const VF all = Recurrence::inverse_sum(Recurrence::new_sum(l, w, v));
         inverse = hn::Mul(w, all);
         p_sink = hn::Mul(v, all);
+        mean = hn::Mul(hn::Load(d, s_.e + x), inverse);
       }
-      const VF delta = hn::MulSub(hn::Load(d, s_.e + x), inverse, hn::LoadU(d, dlse + x));
+      const VF delta = hn::Sub(mean, hn::LoadU(d, dlse + x));
       // No key: P is 0.
       hn::Store(RowPolicy::select_eq(l, hn::Zero(d), hn::Set(d, __builtin_inff()), m), d,
                 s_.ref + x);

@@ -51,16 +51,26 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   return max64(block, fit / block * block);
 }
 
+/* The runner for this problem: bytes if K and V pass once, which is all that few queries need. */
+static tsri_cpu_runner runner_of(const tsr_resolved *problem, const tsri_cpu_runner *runner) {
+  const tsr_problem *p = &problem->p;
+  const double keys = tsri_cpu_mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
+  const double flops = 2.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q * keys * dims;
+  const double bytes = (double)p->batch * (double)p->heads_kv * keys * dims *
+                       tsri_dtype_bytes(p->k.dtype);
+  return tsri_cpu_runner_for(runner, flops, bytes);
+}
+
 tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                                     const tsri_cpu_runner *runner, const tsri_cpu_device *device,
                                     int amx, int64_t most_rows, int64_t most_keys) {
   tsri_cpu_plan plan;
   plan.problem = problem;
   plan.kernels = *kernels;
-  plan.runner = *runner;
+  plan.runner = runner_of(problem, runner);
   plan.tiles.lanes = kernels->lanes;
   plan.tiles.amx = amx;
-  plan.tiles.rows = rows_per_task(problem, kernels, runner, device, amx, most_rows);
+  plan.tiles.rows = rows_per_task(problem, kernels, &plan.runner, device, amx, most_rows);
   plan.tiles.keys = amx ? most_keys : keys_per_step(kernels, device, most_keys);
   return plan;
 }

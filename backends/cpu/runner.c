@@ -26,6 +26,15 @@ tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host) {
   return runner;
 }
 
+tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops, double bytes) {
+  const double of_thread = 2.5e6, of_byte = 15; /* a core computes so much while it reads a byte */
+  const double work = flops > bytes * of_byte ? flops : bytes * of_byte;
+  tsri_cpu_runner limited = *runner;
+  if (!runner->caller && work < of_thread * runner->threads)
+    limited.threads = work > of_thread ? (int32_t)(work / of_thread) : 1;
+  return limited;
+}
+
 int tsri_cpu_run(const tsri_cpu_runner *runner,
                  void (*task)(void *arg, int64_t index, int32_t worker), void *arg, int64_t count) {
   int64_t index;

@@ -17,6 +17,11 @@ typedef struct tsri_cpu_runner {
 /* The runner that a host asks for. */
 tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host);
 
+/* The same with no more threads than so much work is worth waking: at 10 to 20 microseconds of it each,
+ * which is what a sleeping thread costs. flops: operations; bytes: slow-memory traffic. A caller's
+ * runner stays as it is. */
+tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops, double bytes);
+
 /* task(arg, index, worker) once for every index in [0, count), in about rising order, no worker
  * twice at once; returns when all have returned. Returns 0, or the caller's runner's failure. */
 int tsri_cpu_run(const tsri_cpu_runner *runner,

@@ -72,8 +72,9 @@ static void report(uint64_t seed, const verdict *v, const fuzz_row *found, bool 
   char text[2048];
   fuzz_row row;
   target t = {v->kind, backward};
-  printf("%s\n", v->text);
   fuzz_row_copy(&row, found);
+  fuzz_row_print(&row, text, sizeof text);
+  printf("%s\n  found:   %s\n", v->text, text);
   fuzz_row_shrink(&row, same_failure, &t);
   fuzz_row_print(&row, text, sizeof text);
   printf("  repeat:  TSR_FUZZ_SEED=%llu TSR_FUZZ_COUNT=1\n  smallest (%s): %s\n",

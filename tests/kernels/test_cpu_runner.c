@@ -76,6 +76,11 @@ int main(void) {
   check(tsri_cpu_run(&runner, visit, &t, 0) == 0, "no indexes");
   check_all_seen(&t, 1, "no index of none");
 
+  check(tsri_cpu_runner_for(&runner, 1e12, 0).threads == 3, "threads for much work");
+  check(tsri_cpu_runner_for(&runner, 6e6, 0).threads == 2, "threads for a little work");
+  check(tsri_cpu_runner_for(&runner, 0, 1e9).threads == 3, "threads for much memory");
+  check(tsri_cpu_runner_for(&runner, 0, 0).threads == 1, "threads for nothing");
+
   /* Inside a parallel region: as often as threads reach it, all as worker 0 of their own call. */
 #pragma omp parallel num_threads(2)
   {
@@ -100,6 +105,7 @@ int main(void) {
   host.runner = &mine;
   runner = tsri_cpu_runner_of(&host);
   check(runner.threads == 5, "threads of the caller's runner");
+  check(tsri_cpu_runner_for(&runner, 0, 0).threads == 5, "a caller's runner keeps its threads");
   t.workers = 5;
   check(tsri_cpu_run(&runner, visit, &t, INDEXES) == 0 && c.calls == 1, "caller's runner");
   check_all_seen(&t, 2, "every index once by the caller's runner");
