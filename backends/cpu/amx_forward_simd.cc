@@ -22,6 +22,7 @@
 #include "hwy/highway.h"
 
 #include "amx_pack-inl.h"
+#include "amx_rows-inl.h"
 #include "block-inl.h"
 #include "forward_task-inl.h"
 #include "row_policy-inl.h"
@@ -60,15 +61,6 @@ class AmxForwardTask : RowTask<2, true> {
     return tile_at(static_cast<void *>(s_.q_t), block.first / kTileSide * chunks_);
   }
 
-  // A row as contiguous bfloat16: where it is, or copied into a line.
-  const uint16_t *row_of(const tsr_layout &layout, const void *base, int64_t at, size_t dim,
-                         uint16_t *line) const {
-    const uint16_t *from = static_cast<const uint16_t *>(base) + at;
-    if (layout.stride[3] == 1) return from;
-    for (size_t x = 0; x < dim; ++x) line[x] = from[static_cast<int64_t>(x) * layout.stride[3]];
-    return line;
-  }
-
   uint16_t *line_of(size_t r) const {
     return s_.rows16 + r * static_cast<size_t>(tsri_cpu_tile_line(&p_));
   }
@@ -82,7 +74,7 @@ class AmxForwardTask : RowTask<2, true> {
       const uint16_t *rows[kTileSide];
       for (size_t t = 0; t < kTileSide; ++t)
         rows[t] = first + t < rows_
-                      ? row_of(p_.q, args_.q, offset_of(p_.q, first + t), dim_, line_of(t))
+                      ? row16(p_.q, args_.q, offset_of(p_.q, first + t), dim_, line_of(t))
                       : nullptr;
       pack_pairs(rows, dim_, flip, 2,
                  tile_at(static_cast<void *>(s_.q_t),
@@ -93,15 +85,8 @@ class AmxForwardTask : RowTask<2, true> {
   // Pointers to 32 rows of K or V from key `key` on, of which n exist.
   void load_keys16(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
                    const uint16_t **rows) const {
-    const int64_t row = seq_.k.begin + key;
-    for (size_t t = 0; t < kTileDepth; ++t) rows[t] = nullptr;
-    for (size_t t = 0; t < n;) {
-      const int64_t at = row + static_cast<int64_t>(t);
-      const int64_t run = tsri_kv_run(&job_.pages, at, static_cast<int64_t>(n - t));
-      int64_t offset = tsri_kv_offset(&job_.pages, layout.stride, b_, g_, at);
-      for (int64_t u = 0; u < run; ++u, ++t, offset += layout.stride[2])
-        rows[t] = row_of(layout, base, offset, dim, line_of(t));
-    }
+    rows_of_keys(job_.pages, layout, base, dim, b_, g_, seq_.k.begin + key, n, s_.rows16,
+                 static_cast<size_t>(tsri_cpu_tile_line(&p_)), rows);
   }
 
   // Folds keys [begin, end) into every block that sees some of them. Ranges are cut to whole tiles
@@ -187,11 +172,7 @@ class AmxForwardTask : RowTask<2, true> {
 
   static void trim_tiles(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
                          size_t *keys) {
-    const int64_t depth = static_cast<int64_t>(kTileDepth);
-    const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
-    *key = begin;
-    if (begin >= seen.prefix && seen.lo > begin) *key += (seen.lo - begin) / depth * depth;
-    *keys = stop > *key ? static_cast<size_t>(stop - *key) : 0;
+    trim_keys(seen, begin, end, static_cast<int64_t>(kTileDepth), key, keys);
   }
 
   // What the tile unit has to do beside the softmax of a block, in steps of 4 products: output of
@@ -412,7 +393,7 @@ namespace tessera {
 HWY_EXPORT(amx_forward);
 }
 
-void tsri_cpu_amx_install(int64_t target, tsri_cpu_kernels *kernels) {
+void tsri_cpu_amx_forward_install(int64_t target, tsri_cpu_kernels *kernels) {
   #if HWY_ARCH_X86_64
   if (target <= HWY_AVX3) kernels->amx_forward = TSRI_CPU_FUNCTION(tessera, amx_forward, target);
   #else

@@ -7,6 +7,8 @@
 //   columns  A of a product that contracts over rows: tile (c, i) holds dims 16 i .. of rows 32 c ..
 //   pairs    B of a product that contracts over dims: tile c holds dims 32 c .. of 16 rows, word k of
 //            a row's column being its dims 2 k and 2 k + 1
+//   doubles  B of a product that contracts over rows: tile i holds dims 16 i .. of 32 rows, word k of
+//            a dim's column being rows 2 k and 2 k + 1
 //
 // Rows come as 32 pointers; NULL stands for a row of zeros. Nothing beyond `dim` elements of a row
 // is read.
@@ -127,6 +129,24 @@ static HWY_NOINLINE HWY_MAYBE_UNUSED void pack_pairs(const uint16_t *const *rows
     for (int r = 0; r < 16; ++r) w[r] = _mm512_xor_si512(sign, load_dims(rows[r], c, exist));
     transpose_words(w);
     for (size_t k = 0; k < 16; ++k) _mm512_store_si512(tile_at(tiles, c * step) + k * 64, w[k]);
+  }
+}
+
+// 32 rows into `doubles` form.
+static HWY_NOINLINE HWY_MAYBE_UNUSED void pack_doubles(const uint16_t *const *rows, size_t dim,
+                                                       void *tiles) {
+  const Words first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const Words second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  for (size_t c = 0; c * kTileDepth < dim; ++c) {
+    const __mmask32 exist = dims_of_tile(dim, c);
+    for (size_t k = 0; k < kTileSide; ++k) {
+      const Words even = load_dims(rows[2 * k], c, exist);
+      const Words odd = load_dims(rows[2 * k + 1], c, exist);
+      uint8_t *to = tile_at(tiles, 2 * c) + k * 64;
+      _mm512_store_si512(to, _mm512_permutex2var_epi16(even, first, odd));
+      _mm512_store_si512(to + kTileBytes, _mm512_permutex2var_epi16(even, second, odd));
+    }
   }
 }
 

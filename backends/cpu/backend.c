@@ -155,7 +155,7 @@ static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_reso
                                          k->amx, k->rows, k->keys);
   else
     plan.backward = tsri_cpu_backward_plan_of(problem, &state->kernels, &state->runner,
-                                              &state->device, k->keys);
+                                              &state->device, k->amx, k->keys);
   return plan;
 }
 
@@ -187,6 +187,11 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
   }
   if (cpu_kernels[kernel].amx && state->no_amx) {
     snprintf(reason->text, sizeof reason->text, "%s", state->no_amx);
+    return TSR_STATUS_NOT_SUPPORTED;
+  }
+  if (cpu_kernels[kernel].amx && p->dout.dtype != TSR_DTYPE_NONE && p->dout.dtype != dtype) {
+    snprintf(reason->text, sizeof reason->text, "dout is %s; this kernel takes %s",
+             dtype_name(p->dout.dtype), dtype_name(dtype));
     return TSR_STATUS_NOT_SUPPORTED;
   }
   plan = make_plan(state, kernel, problem);

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "amx.h"
 #include "common/bias.h"
 #include "common/dtype.h"
 #include "forward.h"
@@ -56,7 +57,8 @@ static int uniform_k(const tsr_problem *p) {
 tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
                                                  const tsri_cpu_kernels *kernels,
                                                  const tsri_cpu_runner *runner,
-                                                 const tsri_cpu_device *device, int64_t most_keys) {
+                                                 const tsri_cpu_device *device, int amx,
+                                                 int64_t most_keys) {
   const tsr_problem *p = &problem->p;
   const int64_t pairs = max64(1, tsri_mul_sat(p->batch, p->heads_kv));
   const int64_t block = 3 * kernels->lanes;
@@ -70,10 +72,11 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
       5.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q * tsri_cpu_mean_keys(p) *
           (double)(p->dim_qk + p->dim_v),
       0);
-  tiles->lanes = kernels->lanes;
+  tiles->lanes = amx ? 32 : kernels->lanes;
+  tiles->amx = amx;
   /* S^T and dP^T of a block take half of L1. A fact of the processor, because results follow it. */
   fit = device->l1_bytes / 2 / (2 * block * (int64_t)sizeof(float));
-  tiles->keys = max64(32, min64(most_keys, fit / 16 * 16));
+  tiles->keys = amx ? most_keys : max64(32, min64(most_keys, fit / 16 * 16));
   tiles->least_keys = ceil_div(least_chunk, tiles->keys) * tiles->keys;
   tiles->most_chunks = problem->features & TSR_FEATURE_BATCH_INVARIANT
                            ? invariant_chunks
@@ -265,7 +268,8 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
                           tsri_cpu_backward *job, int64_t **first_row, int64_t **first_task) {
   const tsr_problem *p = &plan->problem->p;
   const int64_t f = sizeof(float), rows = row_bound(plan);
-  const int64_t shares = wanted(&p->dq) ? tsri_mul_sat(chunk_bound(plan), p->dim_qk) : 0;
+  const int64_t dims = tsri_cpu_dq_dims(&plan->tiles, p->dim_qk);
+  const int64_t shares = wanted(&p->dq) ? tsri_mul_sat(chunk_bound(plan), dims) : 0;
   tsri_workspace scratch = {NULL, 0};
   float *sums;
   *first_row = *first_task = NULL;
@@ -302,16 +306,18 @@ void tsri_cpu_backward_estimate(const tsri_cpu_backward_plan *plan, const tsri_c
   const double in_group = (double)p->seq_q * plan->problem->group;
   const double filled = in_group > 0 ? in_group / (ceil(in_group / lanes) * lanes) : 1;
   const double shares = wanted(&p->dq) ? (double)chunk_bound(plan) : 0;
-  const double peak = device->clock * lanes * (plan->kernels.fused ? 4 : 2);
+  const double peak = plan->tiles.amx ? device->clock * TSRI_CPU_AMX_FLOPS
+                                      : device->clock * plan->kernels.lanes *
+                                            (plan->kernels.fused ? 4 : 2);
   const double tasks = (double)p->batch * (double)p->heads_kv * fmax(1, (double)chunk_bound(plan));
   const double parallel = fmin(plan->runner.threads, fmax(1, tasks));
-  double efficiency = 0.6 * filled, per_pair = 0;
+  double efficiency = (plan->tiles.amx ? 0.15 : 0.6) * filled, per_pair = 0;
   if (wants_scores(p) || wanted(&p->dv)) per_pair += 2.0 * (double)p->dim_qk;
   if (wants_scores(p)) per_pair += 2.0 * (double)p->dim_v;
   if (wanted(&p->dv)) per_pair += 2.0 * (double)p->dim_v;
   if (wanted(&p->dq)) per_pair += 2.0 * (double)p->dim_qk;
   if (wanted(&p->dk)) per_pair += 2.0 * (double)p->dim_qk;
-  if (in_group < 3 * lanes) efficiency *= 0.6;
+  if (!plan->tiles.amx && in_group < 3 * lanes) efficiency *= 0.6;
   if (p->softcap > 0 || wanted(&p->bias) || p->alibi != TSR_ALIBI_NONE || wanted(&p->mask) ||
       p->dropout > 0)
     efficiency *= 0.7;
@@ -325,7 +331,7 @@ void tsri_cpu_backward_estimate(const tsri_cpu_backward_plan *plan, const tsri_c
   if (wanted(&p->dbias)) estimate->bytes += rows * keys * tsri_dtype_bytes(p->dbias.dtype);
   estimate->seconds = 1e-5 + fmax(estimate->flops / (peak * efficiency * parallel),
                                   estimate->bytes / (device->bandwidth * fmin(parallel, 8)));
-  estimate->tile_q = 3 * plan->tiles.lanes;
+  estimate->tile_q = tsri_cpu_block_rows(&plan->tiles);
   estimate->tile_k = plan->tiles.keys;
   estimate->workspace = (size_t)tsri_cpu_backward_workspace(plan);
 }
@@ -393,18 +399,21 @@ tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_a
   /* Rows of a sequence that is one tile, and dQ of one that is one chunk, are left to the key tasks: if
    * all are such, short problems wake the threads only once. */
   if ((key_tasks || p->dsink) && !(key_tasks && keys_known && p->seq_k <= plan->tiles.whole)) {
-    job.kernel = plan->kernels.backward_rows;
+    job.kernel =
+        plan->tiles.amx ? plan->kernels.amx_backward_rows : plan->kernels.backward_rows;
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }
   failed |= tsri_cpu_run(runner, dbias_clear, &job, dbias_tasks);
   if (!failed && key_tasks) {
-    job.kernel = plan->kernels.backward_keys;
+    job.kernel =
+        plan->tiles.amx ? plan->kernels.amx_backward_keys : plan->kernels.backward_keys;
     failed |= tsri_cpu_run(runner, kernel_task, &job,
                            job.shared.owners_b * job.shared.owners_g * job.shared.owners_c);
   }
   if (!failed && wanted(&p->dq) &&
       !(keys_known && tsri_cpu_chunk_count(&plan->tiles, p->seq_k) == 1)) {
-    job.kernel = plan->kernels.backward_queries;
+    job.kernel =
+        plan->tiles.amx ? plan->kernels.amx_backward_queries : plan->kernels.backward_queries;
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }
   if (!failed && job.shared.dbias.sums && p->dbias.dtype != TSR_DTYPE_F32)

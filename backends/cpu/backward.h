@@ -16,11 +16,13 @@ typedef struct tsri_cpu_backward_plan {
   tsri_cpu_backward_tiles tiles;
 } tsri_cpu_backward_plan;
 
-/* What a plan would be for this problem, with at most most_keys keys per tile. */
+/* What a plan would be for this problem, with at most most_keys keys per tile; amx: 1 for the kernel
+ * on AMX tiles, which has most_keys. */
 tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
                                                  const tsri_cpu_kernels *kernels,
                                                  const tsri_cpu_runner *runner,
-                                                 const tsri_cpu_device *device, int64_t most_keys);
+                                                 const tsri_cpu_device *device, int amx,
+                                                 int64_t most_keys);
 
 /* Workspace of one run in bytes; INT64_MAX if it cannot be. */
 int64_t tsri_cpu_backward_workspace(const tsri_cpu_backward_plan *plan);

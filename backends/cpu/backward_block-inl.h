@@ -33,6 +33,11 @@ namespace HWY_NAMESPACE {
 // One block of rows of one sequence and KV head, and a panel of its keys.
 class BackwardBlock {
  protected:
+  // K and V of keys [begin, begin + n) of a panel, as operands of products.
+  virtual void pack_panel(int64_t begin, size_t n) = 0;
+  // Q and dO of the block, as operands.
+  virtual void pack_block() = 0;
+
   BackwardBlock(const tsri_cpu_backward &job, int32_t worker)
       : job_(job), p_(job.problem->p), args_(*job.args), steps_(*job.problem, *job.args) {
     tsri_workspace ws = {job.scratch + worker * job.scratch_bytes, 0};
@@ -40,8 +45,9 @@ class BackwardBlock {
     lanes_ = hn::Lanes(DF());
     dim_ = static_cast<size_t>(p_.dim_qk);
     dim_v_ = static_cast<size_t>(p_.dim_v);
-    ld_ = (dim_ + lanes_ - 1) / lanes_ * lanes_;
-    ld_v_ = (dim_v_ + lanes_ - 1) / lanes_ * lanes_;
+    const size_t unit = static_cast<size_t>(job.tiles.lanes);
+    ld_ = (dim_ + unit - 1) / unit * unit;
+    ld_v_ = (dim_v_ + unit - 1) / unit * unit;
     scale_ = p_.scale < 0 ? -p_.scale : p_.scale;
     natural_ = steps_.natural() ? 1.0f : scale_;
     unit_ = static_cast<float>(natural_ * TSRI_LOG2E);
@@ -207,7 +213,9 @@ class BackwardBlock {
   void start_block(int64_t first) {
     const size_t left = static_cast<size_t>(rows_ - first);
     first_ = first;
-    width_ = HWY_MIN(kMaxVectors * lanes_, (left + lanes_ - 1) / lanes_ * lanes_);
+    const size_t most = static_cast<size_t>(tsri_cpu_block_rows(&job_.tiles));
+    const size_t unit = static_cast<size_t>(job_.tiles.lanes);
+    width_ = HWY_MIN(most, (left + unit - 1) / unit * unit);
     live_ = HWY_MIN(width_, left);
   }
 
@@ -224,12 +232,11 @@ class BackwardBlock {
   bool load_panel(int64_t begin, size_t n, const tsri_mask_row &seen, int64_t end) {
     int64_t key;
     size_t keys;
-    trim_keys(seen, begin, end, &key, &keys);
+    trim_keys(seen, begin, end, job_.tiles.amx ? 32 : 8, &key, &keys);
     if (keys == 0) return false;
-    if (k_.data && panel_loaded_ == begin) return true;
-    const int64_t row = seq_.k.begin + begin;
-    k_ = load_keys(job_.pages, p_.k, args_.k, dim_, b_, g_, row, n, s_.k, s_.lines);
-    if (want_s_) v_ = load_keys(job_.pages, p_.v, args_.v, dim_v_, b_, g_, row, n, s_.v, s_.lines);
+    if (packed_ && panel_loaded_ == begin) return true;
+    pack_panel(begin, n);
+    packed_ = true;
     panel_loaded_ = begin;
     return true;
   }
@@ -247,32 +254,7 @@ class BackwardBlock {
         s_.slope[r] =
             args_.alibi[(p_.alibi == TSR_ALIBI_PER_HEAD ? 0 : b_ * p_.heads_q) + s_.head[r]];
     }
-    q_ = load_rows(p_.q, args_.q, dim_, ld_, s_.q, s_.q_t);
-    if (p_.scale < 0) scale_tile(s_.q_t, dim_ * width_, -1.0f);
-    dout_ = load_rows(p_.dout, args_.dout, dim_v_, ld_v_, s_.dout, s_.do_t);
-  }
-
-  // The block's rows transposed, and as rows of whole vectors: where they are, unless they are a
-  // multiple of 1 KiB apart, or copied into room.
-  Keys load_rows(const tsr_layout &layout, const void *base, size_t dim, size_t ld, float *room,
-                 float *columns) {
-    Keys rows = {room, static_cast<int64_t>(ld)};
-    if (in_place(layout, dim) && job_.problem->group == 1 && layout.stride[2] % 256 != 0)
-      rows = {static_cast<const float *>(base) + offset_of(layout, first_), layout.stride[2]};
-    for (size_t r = rows.data == room ? 0 : live_; r < width_; ++r) {
-      float *row = room + r * ld;
-      if (r < live_)
-        load_row_any(layout.dtype, base, offset_of(layout, row_at(r)), layout.stride[3], dim, row);
-      for (size_t x = r < live_ ? dim : 0; x < ld; ++x) row[x] = 0.0f;
-    }
-    for (size_t r = 0; r < width_; r += kRows) {
-      const float *lines[kRows];
-      for (size_t t = 0; t < kRows; ++t)
-        lines[t] = r + t < live_ ? rows.data + static_cast<int64_t>(r + t) * rows.ld
-                                 : room + (r + t) * ld;
-      rows_to_lanes(lines, dim, columns + r, width_);
-    }
-    return rows;
+    pack_block();
   }
 
   const tsri_cpu_backward &job_;
@@ -291,8 +273,7 @@ class BackwardBlock {
   tsri_mask_rule rule_ = {};
   int64_t rows_ = 0;  // of the sequence and KV head
   int64_t panel_ = 0, panel_loaded_ = 0;
-  Keys k_ = {}, v_ = {};  // of the panel
-  Keys q_ = {}, dout_ = {};  // rows of the block
+  bool packed_ = false;  // the panel's operands are there
   int64_t first_ = 0;     // of the block
   size_t width_ = 0, live_ = 0;
 };

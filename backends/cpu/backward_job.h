@@ -23,8 +23,19 @@ typedef struct tsri_cpu_backward_tiles {
   int64_t most_chunks; /* chunks of a sequence, at most */
   int64_t least_keys;  /* of a chunk that is not the last, at least; a multiple of keys */
   int64_t whole;       /* sequences of at most so many keys are one tile; not above least_keys */
-  int64_t lanes;       /* floats per vector */
+  int64_t lanes;       /* floats per vector, or 32 with amx; rows and dims are padded to it */
+  int64_t amx;         /* 1: products on AMX tiles of bfloat16; keys is a multiple of 32 */
 } tsri_cpu_backward_tiles;
+
+/* Rows of a block. */
+TSRI_INLINE int64_t tsri_cpu_block_rows(const tsri_cpu_backward_tiles *tiles) {
+  return tiles->amx ? 32 : 3 * tiles->lanes;
+}
+
+/* Dims of a share of dQ. */
+TSRI_INLINE int64_t tsri_cpu_dq_dims(const tsri_cpu_backward_tiles *tiles, int64_t dim) {
+  return tiles->amx ? tsri_cpu_tile_dim(dim) : dim;
+}
 
 /* How dBias is summed. */
 typedef struct tsri_cpu_dbias {
@@ -47,7 +58,7 @@ struct tsri_cpu_backward {
       *inverse;  /* [rows_all] P = 2^((s - ref) unit) inverse; ref of a row without keys: +inf */
   float *p_sink; /* [rows_all] e^(sink - LSE); with dSink */
   float *d;      /* [rows_all] sum of keep P dP, minus dLSE */
-  float *dq;     /* [chunks][rows_all * dim_qk] dQ^T without the scale, in blocks of rows */
+  float *dq;     /* [chunks][rows_all * dims] dQ^T without the scale, in blocks of rows */
   tsri_cpu_dbias dbias;
   /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task.
    */
@@ -100,20 +111,22 @@ typedef struct tsri_cpu_backward_scratch {
   int64_t *query, *head;             /* [block] i and h */
   int64_t *from, *to;                /* [block] allowed keys of the band */
   int32_t *lo, *hi;                  /* [block] */
+  uint16_t *rows16;                  /* [32][tile line] 16-bit rows; with amx */
   int64_t line;                      /* floats between lines */
 } tsri_cpu_backward_scratch;
 
 /* Keys of the largest tile of sequences of at most seq_k keys. */
 TSRI_INLINE int64_t tsri_cpu_tile_bound(const tsri_cpu_backward_tiles *tiles, int64_t seq_k) {
   const int64_t held = seq_k < tiles->whole ? seq_k : tiles->whole;
-  return held > tiles->keys ? (held + 7) / 8 * 8 : tiles->keys;
+  const int64_t unit = tiles->amx ? 32 : 8;
+  return held > tiles->keys ? (held + unit - 1) / unit * unit : tiles->keys;
 }
 
 /* Cuts a worker's block; with ws->base NULL it only counts. */
 TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
     tsri_workspace *ws, const tsr_problem *p, const tsri_cpu_backward_tiles *tiles) {
   const int64_t f = sizeof(float), i8 = sizeof(int64_t), i4 = sizeof(int32_t);
-  const int64_t block = 3 * tiles->lanes, span = tsri_cpu_tile_bound(tiles, p->seq_k);
+  const int64_t block = tsri_cpu_block_rows(tiles), span = tsri_cpu_tile_bound(tiles, p->seq_k);
   const int64_t tile = span * block;
   const int64_t dq = (p->dim_qk + tiles->lanes - 1) / tiles->lanes * tiles->lanes;
   const int64_t dv = (p->dim_v + tiles->lanes - 1) / tiles->lanes * tiles->lanes;
@@ -123,8 +136,8 @@ TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
   tsri_cpu_backward_scratch s;
   s.line = dim > tiles->panel ? dim : tiles->panel; /* no tile is larger than a panel */
   s.line = (s.line > block ? s.line : block) + 16;
-  s.q_t = (float *)tsri_workspace_take(ws, p->dim_qk * block, f);
-  s.do_t = (float *)tsri_workspace_take(ws, p->dim_v * block, f);
+  s.q_t = (float *)tsri_workspace_take(ws, tsri_cpu_dq_dims(tiles, p->dim_qk) * block, f);
+  s.do_t = (float *)tsri_workspace_take(ws, tsri_cpu_dq_dims(tiles, p->dim_v) * block, f);
   s.q = (float *)tsri_workspace_take(ws, dq * block, f);
   s.dout = (float *)tsri_workspace_take(ws, dv * block, f);
   s.s_t = (float *)tsri_workspace_take(ws, tile + 8 * block, f);
@@ -133,8 +146,11 @@ TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
   s.slope_t = (float *)tsri_workspace_take(ws, p->softcap > 0 ? tile : 0, f);
   s.term = (float *)tsri_workspace_take(ws, masked ? tile : 0, f);
   s.bias = (float *)tsri_workspace_take(ws, biased ? tile : 0, f);
-  s.k = (float *)tsri_workspace_take(ws, tiles->panel * tsri_cpu_packed_ld(p->dim_qk), f);
-  s.v = (float *)tsri_workspace_take(ws, tiles->panel * tsri_cpu_packed_ld(p->dim_v), f);
+  /* With amx K as tiles of rows and of columns, V as tiles of rows, all of 16 bits. */
+  s.k = (float *)tsri_workspace_take(
+      ws, tiles->panel * (tiles->amx ? dq : tsri_cpu_packed_ld(p->dim_qk)), f);
+  s.v = (float *)tsri_workspace_take(
+      ws, tiles->panel * (tiles->amx ? dv / 2 : tsri_cpu_packed_ld(p->dim_v)), f);
   s.dk = (float *)tsri_workspace_take(ws, p->dk.dtype != TSR_DTYPE_NONE ? tiles->panel * dq : 0, f);
   s.dv = (float *)tsri_workspace_take(ws, p->dv.dtype != TSR_DTYPE_NONE ? tiles->panel * dv : 0, f);
   s.lines = (float *)tsri_workspace_take(ws, 4 * s.line, f);
@@ -152,6 +168,7 @@ TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
   s.to = (int64_t *)tsri_workspace_take(ws, block, i8);
   s.lo = (int32_t *)tsri_workspace_take(ws, block, i4);
   s.hi = (int32_t *)tsri_workspace_take(ws, block, i4);
+  s.rows16 = (uint16_t *)tsri_workspace_take(ws, tiles->amx ? 32 * tsri_cpu_tile_line(p) : 0, 2);
   return s;
 }
 

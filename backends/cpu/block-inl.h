@@ -65,13 +65,13 @@ static HWY_NOINLINE HWY_MAYBE_UNUSED Keys load_keys(const tsri_pages &pages, con
   return {buffer, static_cast<int64_t>(ld)};
 }
 
-// Keys of [begin, end) that rows with these intervals may see, as one range; cut to multiples of 8
-// from `begin`, which is one of 4 from key 0, as dropout_tile needs.
-HWY_INLINE void trim_keys(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
-                          size_t *keys) {
+// Keys of [begin, end) that rows with these intervals may see, as one range; it starts at a multiple
+// of `unit`, 8 or more, from `begin`, which is one of 4 from key 0, as dropout_tile needs.
+HWY_INLINE void trim_keys(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t unit,
+                          int64_t *key, size_t *keys) {
   const int64_t stop = HWY_MIN(end, HWY_MAX(seen.prefix, seen.hi));
   int64_t start = begin;
-  if (begin >= seen.prefix && seen.lo > begin) start = begin + (seen.lo - begin) / 8 * 8;
+  if (begin >= seen.prefix && seen.lo > begin) start = begin + (seen.lo - begin) / unit * unit;
   *key = start;
   *keys = stop > start ? static_cast<size_t>(stop - start) : 0;
 }

@@ -87,7 +87,7 @@ class ForwardTask : RowTask<kMaxVectors, false> {
   void step_keys(const tsri_mask_row &seen, int64_t begin, int64_t end) {
     int64_t key;
     size_t keys;
-    trim_keys(seen, begin, end, &key, &keys);
+    trim_keys(seen, begin, end, 8, &key, &keys);
     if (keys == 0) return;
     const Keys k = operand(p_.k, args_.k, dim_, key, keys, s_.k);
     const Keys v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v);
@@ -95,7 +95,7 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     for (block.first = 0; block.first < rows_; block.first += block.width) {
       block.width = block_lanes(block.first);
       block.live = HWY_MIN(block.width, rows_ - block.first);
-      trim_keys(seen_keys(block), begin, end, &block.key, &block.keys);
+      trim_keys(seen_keys(block), begin, end, 8, &block.key, &block.keys);
       if (block.keys == 0) continue;
       const tsri_tile_class kind = class_of(block);
       if (kind == TSRI_TILE_SKIP) continue;

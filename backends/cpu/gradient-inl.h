@@ -91,7 +91,7 @@ HWY_INLINE void rows_panel(const float *a, size_t lda, size_t m, size_t n, const
 }
 
 // C [m][ldc] += A [m][n] B [n][ldc]; ldc whole vectors, rows of A and B lda and ldb floats apart.
-static HWY_NOINLINE void rows_product(const float *a, size_t lda, size_t m, size_t n,
+static HWY_NOINLINE HWY_MAYBE_UNUSED void rows_product(const float *a, size_t lda, size_t m, size_t n,
                                       const float *b, size_t ldb, float *c, size_t ldc) {
   const size_t lanes = hn::Lanes(DF());
   for (size_t left = ldc / lanes; left > 0;) {

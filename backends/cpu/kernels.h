@@ -149,6 +149,10 @@ typedef struct tsri_cpu_kernels {
   void (*backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   void (*backward_keys)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   void (*backward_queries)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
+  /* The same on AMX tiles, for tiles.amx, or NULL. */
+  void (*amx_backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
+  void (*amx_backward_keys)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
+  void (*amx_backward_queries)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
   /* Row (b, h, i) = index of a merge. */
   void (*merge)(const tsri_cpu_merge *job, int64_t index);
   /* Row (b, h, i) = index of a keep mask. */
@@ -165,7 +169,8 @@ int tsri_cpu_kernels_find(const char *target, tsri_cpu_kernels *kernels);
 /* Each Highway source fills in its functions for one of Highway's targets. */
 void tsri_cpu_forward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_backward_install(int64_t target, tsri_cpu_kernels *kernels);
-void tsri_cpu_amx_install(int64_t target, tsri_cpu_kernels *kernels);
+void tsri_cpu_amx_forward_install(int64_t target, tsri_cpu_kernels *kernels);
+void tsri_cpu_amx_backward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_merge_install(int64_t target, tsri_cpu_kernels *kernels);
 
 #ifdef __cplusplus

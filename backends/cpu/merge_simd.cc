@@ -115,7 +115,8 @@ int tsri_cpu_kernels_at(int32_t index, tsri_cpu_kernels *kernels) {
   kernels->fused = (target & (HWY_SSSE3 | HWY_SSE4)) == 0;
   tsri_cpu_forward_install(target, kernels);
   tsri_cpu_backward_install(target, kernels);
-  tsri_cpu_amx_install(target, kernels);
+  tsri_cpu_amx_forward_install(target, kernels);
+  tsri_cpu_amx_backward_install(target, kernels);
   tsri_cpu_merge_install(target, kernels);
   return 1;
 }

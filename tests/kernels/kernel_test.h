@@ -31,7 +31,7 @@ void kernel_test_gradients(int64_t target);
 // Tasks of every row of kernels.def, on the index-th instruction set.
 void kernel_test_tasks(int32_t index);
 
-// A whole backward run of one element type.
-void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype);
+// A whole backward run of one element type; amx: on AMX tiles.
+void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx);
 
 #endif  // TESSERA_TESTS_KERNELS_KERNEL_TEST_H_

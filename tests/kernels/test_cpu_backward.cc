@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backends/cpu/amx.h"
 #include "backends/cpu/backward_job.h"
 #include "common/dtype.h"
 #include "tests/kernels/kernel_test.h"
@@ -129,7 +130,9 @@ struct Result {
 };
 
 // All tasks on one thread, in rising or falling order, with panels of so many tiles of 32 keys.
-Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_panel, bool reverse) {
+Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_panel, bool reverse,
+           int amx) {
+  const int64_t lanes = amx ? 32 : kernels.lanes;
   const Shape &s = c.shape;
   Result r = {Tensor(s.heads_q, s.sq, s.dim_qk, TSR_DTYPE_F32),
               Tensor(s.heads_kv, s.sk, s.dim_qk, TSR_DTYPE_F32),
@@ -158,19 +161,21 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
   memset(&job, 0, sizeof job);
   job.problem = &resolved, job.args = &args;
   job.tiles.keys = 32, job.tiles.most_chunks = 3, job.tiles.least_keys = 64, job.tiles.whole = 64;
+  job.tiles.amx = amx;
   job.tiles.panel = std::max(tiles_of_panel * 32, tsri_cpu_tile_bound(&job.tiles, s.sk));
-  job.tiles.lanes = kernels.lanes;
+  job.tiles.lanes = lanes;
   job.pages = tsri_pages_of(&p, &args);
-  job.rows_each = tsri_cpu_padded_rows(s.sq, resolved.group, kernels.lanes);
+  job.rows_each = tsri_cpu_padded_rows(s.sq, resolved.group, lanes);
   job.rows_all = job.rows_each * s.heads_kv;
   job.owners_b = 1, job.owners_g = s.heads_kv, job.owners_c = 3;
-  job.row_step = 3 * kernels.lanes;
+  job.row_step = 3 * lanes;
   job.tasks_each =
       s.heads_kv * ((s.sq * resolved.group + job.row_step - 1) / job.row_step);
   tsri_workspace count = {nullptr, 0};
   tsri_cpu_backward_scratch_take(&count, &p, &job.tiles);
   job.scratch_bytes = count.used;
-  const int64_t rows = job.rows_all, all = 3 * (rows + 16) + 3 * rows * s.dim_qk;
+  const int64_t rows = job.rows_all, dims = tsri_cpu_dq_dims(&job.tiles, s.dim_qk);
+  const int64_t all = 3 * (rows + 16) + 3 * rows * dims;
   void *memory = nullptr;
   if (posix_memalign(&memory, 64, static_cast<size_t>(all * 4 + 64 * 4 + count.used))) abort();
   memset(memory, 0xff, static_cast<size_t>(all * 4 + 64 * 4 + count.used));  // NaN
@@ -178,21 +183,21 @@ Result run(const tsri_cpu_kernels &kernels, const Case &c, int64_t tiles_of_pane
   job.ref = static_cast<float *>(tsri_workspace_take(&ws, rows, 4));
   job.inverse = static_cast<float *>(tsri_workspace_take(&ws, rows, 4));
   job.d = static_cast<float *>(tsri_workspace_take(&ws, rows, 4));
-  job.dq = static_cast<float *>(tsri_workspace_take(&ws, 3 * rows * s.dim_qk, 4));
+  job.dq = static_cast<float *>(tsri_workspace_take(&ws, 3 * rows * dims, 4));
   job.scratch = static_cast<unsigned char *>(tsri_workspace_take(&ws, count.used, 1));
   const int64_t row_tasks = job.tasks_each, key_tasks = 3 * s.heads_kv;
   for (int64_t t = 0; t < row_tasks; ++t)
-    kernels.backward_rows(&job, reverse ? row_tasks - 1 - t : t, 0);
+    (amx ? kernels.amx_backward_rows : kernels.backward_rows)(&job, reverse ? row_tasks - 1 - t : t, 0);
   for (int64_t t = 0; t < key_tasks; ++t)
-    kernels.backward_keys(&job, reverse ? key_tasks - 1 - t : t, 0);
+    (amx ? kernels.amx_backward_keys : kernels.backward_keys)(&job, reverse ? key_tasks - 1 - t : t, 0);
   for (int64_t t = 0; t < row_tasks; ++t)
-    kernels.backward_queries(&job, reverse ? row_tasks - 1 - t : t, 0);
+    (amx ? kernels.amx_backward_queries : kernels.backward_queries)(&job, reverse ? row_tasks - 1 - t : t, 0);
   free(memory);
   return r;
 }
 
 // offset: of the shape; float32 scores round at its size.
-void compare(const Tensor &got, const Tensor &want, float offset, const char *what,
+void compare(const Tensor &got, const Tensor &want, float offset, int amx, const char *what,
              const char *name) {
   double most = 0;
   for (int64_t i = 0; i < want.heads * want.rows * want.dim; ++i)
@@ -200,14 +205,15 @@ void compare(const Tensor &got, const Tensor &want, float offset, const char *wh
   for (int64_t i = 0; i < want.heads * want.rows * want.dim; ++i) {
     const double a = tsri_load_f32(TSR_DTYPE_F32, got.bytes.data(), i);
     const double b = tsri_load_f32(TSR_DTYPE_F32, want.bytes.data(), i);
-    kernel_check(fabs(a - b) <= (1e-5 + 1e-7 * fabs((double)offset)) * (most + 1),
+    kernel_check(fabs(a - b) <= ((amx ? 1e-2 : 1e-5) + 1e-7 * fabs((double)offset)) * (most + 1),
                  "%s: %s[%d] is %g, not %g", what, name, (int)i, a, b);
   }
 }
 
 }  // namespace
 
-void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
+void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
+  if (amx && (!kernels.amx_backward_keys || tsri_cpu_amx_missing())) return;
   const tsr_window_kind none = TSR_WINDOW_NONE, corner = TSR_WINDOW_BOTTOM_RIGHT;
   const Shape shapes[] = {
       {1, 1, 1, 1, 1, 1, none, 0},        {2, 1, 5, 33, 3, 7, none, 0},
@@ -219,16 +225,16 @@ void kernel_test_backward(const tsri_cpu_kernels &kernels, tsr_dtype dtype) {
   for (const Shape &s : shapes) {
     Case c(s, dtype);
     char what[128];
-    snprintf(what, sizeof what, "backward %s H%d/%d S%d/%d D%d/%d", tsri_dtype_describe(dtype).name,
-             (int)s.heads_q, (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk, (int)s.dim_v);
+    snprintf(what, sizeof what, "backward%s %s H%d/%d S%d/%d D%d/%d", amx ? " tiles" : "",
+             tsri_dtype_describe(dtype).name, (int)s.heads_q, (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk, (int)s.dim_v);
     solve(&c);
-    const Result one = run(kernels, c, 1, false), other = run(kernels, c, 4, true);
+    const Result one = run(kernels, c, 1, false, amx), other = run(kernels, c, 4, true, amx);
     // The rounding of a 16-bit O reaches dS through D.
     if (dtype == TSR_DTYPE_F32 || s.sk <= 128) {
-      compare(one.dq, c.dq, s.offset, what, "dQ");
-      compare(one.dk, c.dk, s.offset, what, "dK");
+      compare(one.dq, c.dq, s.offset, amx, what, "dQ");
+      compare(one.dk, c.dk, s.offset, amx, what, "dK");
     }
-    compare(one.dv, c.dv, s.offset, what, "dV");
+    compare(one.dv, c.dv, s.offset, amx, what, "dV");
     kernel_check(one.dq.bytes == other.dq.bytes && one.dk.bytes == other.dk.bytes &&
                      one.dv.bytes == other.dv.bytes,
                  "%s: bits depend on panels or on the order of tasks", what);

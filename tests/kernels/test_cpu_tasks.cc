@@ -235,8 +235,8 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
   }
 }
 
-void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int) {
-  kernel_test_backward(kernels, dtype);
+void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
+  kernel_test_backward(kernels, dtype, amx);
 }
 
 }  // namespace
