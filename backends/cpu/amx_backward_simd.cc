@@ -2,14 +2,16 @@
 //
 // Backward in bfloat16 on the tile unit of Intel AMX; tasks are those of backward_task-inl.h, with
 // blocks of 32 rows. The five products take bfloat16 and add in float32; P and dS are rounded to
-// bfloat16 before theirs, as standard attention does:
+// bfloat16 before theirs, as standard attention does, but what rounding takes from dS is added to
+// dQ: where keys are alike, dS sums to 0 over them and nothing but the rounding would be left.
 //
 //   S^T = K Q^T, dP^T = V dO^T    over dims: A rows of K and V, B pairs of Q and dO
 //   dQ^T += K^T dS^T              over keys: A columns of K, B words of two keys of dS^T
 //   dV += P^T dO, dK += dS^T Q    over rows: A rows of P^T and dS^T, B doubles of dO and Q
 //
 // Both forms of dS^T and the one of P^T overwrite what they come from: of the 128 bytes of a key,
-// the first 64 become its 32 rows in bfloat16, the others half of the words of two keys.
+// the first 64 become its 32 rows in bfloat16, the others half of the words of two keys (of dS^T, or
+// of what rounding took from it).
 //
 // Floors per 16 scores on one core: 160 D FLOPs at 1024 a clock are 2.5 D / 16 clocks of the tile
 // unit, beside about 28 vector instructions on two ports.
@@ -108,7 +110,7 @@ class AmxBackward final : public BackwardTask {
     if (want_bias_) add_bias(t);
     if (!want_q_ && !want_k_) return;
     if (p_.softcap > 0) multiply_tile(s_.g_t, s_.slope_t, n * kLanes);
-    round_both(s_.g_t, n);
+    round_both(s_.g_t, s_.s_t, n);
     if (want_q_) add_queries(t);
     if (want_k_) add_keys(t, s_.g_t, s_.q, s_.dk + at * ld_, ld_);
   }
@@ -120,10 +122,19 @@ class AmxBackward final : public BackwardTask {
     float *dq = share_of_dq(chunk_);
     for (size_t x = 0; x < line; x += 2, dq += kTileDepth * kLanes) {
       const uint8_t *a = tile_at(static_cast<const void *>(k_columns_), first + x);
-      const float *b = s_.g_t + kTileSide;
+      const float *b = s_.g_t + kTileSide, *rest = s_.s_t + kTileSide;
       load_sums(dq, kLanes);
-      for (size_t g = 0; g < groups_of(t); ++g, a += line * kTileBytes, b += kTileDepth * kLanes)
+      for (size_t g = 0; g < groups_of(t); ++g, a += line * kTileBytes) {
         square(a, 64, a + kTileBytes, b, 2 * kLanes * sizeof(float), b + kLanes);
+        tiles_.load<6>(rest, 2 * kLanes * sizeof(float));
+        tiles_.load<7>(rest + kLanes, 2 * kLanes * sizeof(float));
+        tiles_.dot<0, 4, 6>();
+        tiles_.dot<1, 4, 7>();
+        tiles_.dot<2, 5, 6>();
+        tiles_.dot<3, 5, 7>();
+        b += kTileDepth * kLanes;
+        rest += kTileDepth * kLanes;
+      }
       store_sums(dq, kLanes);
     }
   }
@@ -197,20 +208,33 @@ class AmxBackward final : public BackwardTask {
       _mm512_store_si512(x, _mm512_setzero_si512());
   }
 
-  // dS^T of n keys as rows of bfloat16 and as words of two keys.
-  HWY_NOINLINE void round_both(float *x, size_t n) const {
+  // dS^T of n keys as rows of bfloat16 and as words of two keys; what rounding took, as words, beside
+  // the rows of P^T.
+  HWY_NOINLINE void round_both(float *x, float *rest, size_t n) const {
     const DF d;
-    VF a_low, a_high, b_low = hn::Zero(d), b_high = b_low;
     const size_t padded = (n + kTileDepth - 1) / kTileDepth * kTileDepth;
-    for (size_t j = 0; j < padded; j += 2, x += 2 * kLanes) {
-      a_low = a_high = b_low = b_high = hn::Zero(d);
+    for (size_t j = 0; j < padded; j += 2, x += 2 * kLanes, rest += 2 * kLanes) {
+      VF a_low = hn::Zero(d), a_high = a_low, b_low = a_low, b_high = a_low;
       if (j < n) load_lanes(x, a_low, a_high);
       if (j + 1 < n) load_lanes(x + kLanes, b_low, b_high);
-      _mm512_store_si512(x, row_words(a_low.raw, a_high.raw));
+      const Words a = row_words(a_low.raw, a_high.raw), b = row_words(b_low.raw, b_high.raw);
+      _mm512_store_si512(x, a);
       _mm512_store_si512(x + kTileSide, pair_words(a_low.raw, b_low.raw));
-      _mm512_store_si512(x + kLanes, row_words(b_low.raw, b_high.raw));
+      _mm512_store_si512(x + kLanes, b);
       _mm512_store_si512(x + kLanes + kTileSide, pair_words(a_high.raw, b_high.raw));
+      _mm512_store_si512(rest + kTileSide,
+                         pair_words(left(a_low.raw, _mm512_castsi512_si256(a)),
+                                    left(b_low.raw, _mm512_castsi512_si256(b))));
+      _mm512_store_si512(rest + kLanes + kTileSide,
+                         pair_words(left(a_high.raw, _mm512_extracti64x4_epi64(a, 1)),
+                                    left(b_high.raw, _mm512_extracti64x4_epi64(b, 1))));
     }
+  }
+
+  // x minus what it was rounded to.
+  static HWY_INLINE __m512 left(__m512 x, __m256i rounded) {
+    return _mm512_sub_ps(
+        x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16)));
   }
 
   Tiles tiles_;

@@ -45,8 +45,8 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   const int64_t rows = tsri_mul_sat(p->seq_q, problem->group); /* of one sequence and KV head */
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
   int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
-  /* Enough tasks for threads to balance; each task packs K and V again with tiles. */
-  fit = min64(fit, tsri_mul_sat(rows, pairs) / ((amx ? 2 : 8) * (int64_t)runner->threads));
+  /* Enough tasks for threads to balance, and not too many with tiles, of which each packs K and V. */
+  fit = min64(fit, tsri_mul_sat(rows, pairs) / ((amx ? 4 : 8) * (int64_t)runner->threads));
   fit = min64(fit, ceil_div(rows, block) * block);
   return max64(block, fit / block * block);
 }
