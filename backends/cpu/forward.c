@@ -32,7 +32,7 @@ static int uniform(const tsr_problem *p) {
 static int64_t keys_per_step(const tsri_cpu_kernels *kernels, const tsri_cpu_device *device,
                              int64_t most) {
   const int64_t block = 3 * kernels->lanes;
-  const int64_t fit = device->l1_bytes * 2 / 5 / (block * (int64_t)sizeof(float));
+  const int64_t fit = device->l1_bytes / 2 / (block * (int64_t)sizeof(float));
   return max64(32, min64(most, fit / 16 * 16));
 }
 
