@@ -85,6 +85,30 @@ struct E5M2 {
   static HWY_INLINE float get(T x) { return tsri_e5m2_to_float(x); }
 };
 
+  #if HWY_TARGET != HWY_SCALAR
+// Two vectors of bfloat16 in one load: elements with even numbers, then those with odd ones. Half the
+// work of BF16::load, in an order that only asks the other operand to follow.
+HWY_INLINE void load_halves(const uint16_t *p, VF &even, VF &odd) {
+  const DF d;
+  const DU du;
+  const hn::Repartition<uint16_t, DF> dh;
+  const VU u = hn::BitCast(du, hn::LoadU(dh, p));
+  even = hn::BitCast(d, hn::ShiftLeft<16>(u));
+  odd = hn::BitCast(d, hn::And(u, hn::Set(du, 0xffff0000u)));
+}
+
+  #endif
+
+// Place of element x in that order.
+HWY_INLINE size_t place_of(size_t x, size_t lanes) {
+  return x / (2 * lanes) * (2 * lanes) + x % 2 * lanes + x % (2 * lanes) / 2;
+}
+
+// Whether rows of a tensor are kept in that order: bfloat16 in whole pairs of vectors.
+HWY_INLINE bool in_halves(tsr_dtype dtype, size_t dim, size_t lanes) {
+  return dtype == TSR_DTYPE_BF16 && lanes > 1 && dim % (2 * lanes) == 0;
+}
+
 // Rows of elements, `step` bytes apart, to float32 rows `ld` apart, with zeros up to `padded`.
 template <class E>
 HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t stride, size_t n,
@@ -102,9 +126,37 @@ HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t strid
   }
 }
 
-static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, const unsigned char *src, int64_t step,
-                                        int64_t stride, size_t n, size_t dim, size_t padded,
-                                        float *dst, size_t ld) {
+  #if HWY_TARGET != HWY_SCALAR
+// The same for whole pairs of vectors of bfloat16, even elements before odd ones.
+HWY_INLINE void widen_halves(const unsigned char *src, int64_t step, int64_t stride, size_t n,
+                             size_t dim, float *HWY_RESTRICT dst, size_t ld) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t r = 0; r < n; ++r, src += step, dst += ld) {
+    const uint16_t *HWY_RESTRICT row = reinterpret_cast<const uint16_t *>(src);
+    if (stride == 1) {
+      for (size_t x = 0; x < dim; x += 2 * lanes) {
+        VF even, odd;
+        load_halves(row + x, even, odd);
+        hn::Store(even, d, dst + x);
+        hn::Store(odd, d, dst + x + lanes);
+      }
+    } else {
+      for (size_t x = 0; x < dim; ++x)
+        dst[place_of(x, lanes)] = BF16::get(row[static_cast<int64_t>(x) * stride]);
+    }
+  }
+}
+  #endif
+
+static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const unsigned char *src,
+                                        int64_t step, int64_t stride, size_t n, size_t dim,
+                                        size_t padded, float *dst, size_t ld) {
+  #if HWY_TARGET != HWY_SCALAR
+  if (halves) return widen_halves(src, step, stride, n, dim, dst, ld);
+  #else
+  (void)halves;
+  #endif
   switch (dtype) {
     case TSR_DTYPE_F32:
       return widen_rows<F32>(src, step, stride, n, dim, padded, dst, ld);
@@ -123,64 +175,25 @@ static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, const unsigned char *sr
 
 // ------------------------------------------------------------------------------------ prefetch
 
-// The rows of the step after this one, a cache line at a time. Micro-kernels ask for a few lines per
-// turn of their inner loops, so that memory works while they compute.
-class Ahead {
- public:
-  Ahead() = default;
-  // row_bytes: what is read of a row; step: from row to row.
-  void add(const tsri_cpu_run_of_rows *runs, size_t count, int64_t row_bytes, int64_t step) {
-    Part &part = parts_[given_++];
-    part.runs = runs, part.end = runs + count;
-    part.row_bytes = row_bytes, part.step = step;
-    lines_ += total(part);
-    if (at_ >= stop_) next_row();
-  }
-  int64_t lines() const { return lines_; }
-  HWY_INLINE void fetch(int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (at_ >= stop_ && !next_row()) return;
-      __builtin_prefetch(at_, 0, 2);
-      at_ += kLine;
-    }
-  }
+// Addresses of what the next step reads, one per kSlot elements, in the order in which micro-kernels
+// ask for them: memory then works while they compute. Nothing is looked up in their inner loops.
+constexpr size_t kSlot = 32;
 
- private:
-  static constexpr int64_t kLine = 64;
-  struct Part {
-    const tsri_cpu_run_of_rows *runs, *end;
-    int64_t row_bytes, step;
-  };
-  static int64_t total(const Part &part) {
-    int64_t lines = 0;
-    for (const tsri_cpu_run_of_rows *r = part.runs; r != part.end; ++r)
-      lines += part.step == part.row_bytes ? (r->rows * part.step + kLine - 1) / kLine
-                                           : r->rows * ((part.row_bytes + kLine - 1) / kLine);
-    return lines;
-  }
-  HWY_NOINLINE bool next_row() {
-    while (row_ == rows_) {
-      while (part_ < given_ && parts_[part_].runs == parts_[part_].end) ++part_;
-      if (part_ == given_) return false;
-      const tsri_cpu_run_of_rows *run = parts_[part_].runs++;
-      base_ = run->base;
-      row_ = 0;
-      const bool dense = parts_[part_].step == parts_[part_].row_bytes;
-      rows_ = dense ? 1 : run->rows;
-      length_ = dense ? run->rows * parts_[part_].step : parts_[part_].row_bytes;
-      step_ = parts_[part_].step;
-    }
-    at_ = base_ + row_ * step_;
-    stop_ = at_ + length_;
-    ++row_;
-    return true;
-  }
+// Distance to a slot's second cache line, 0 where it has one.
+HWY_INLINE int64_t second_line(int64_t element_bytes) {
+  return element_bytes > 2 ? 64 : 0;
+}
 
-  const unsigned char *at_ = nullptr, *stop_ = nullptr, *base_ = nullptr;
-  int64_t row_ = 0, rows_ = 0, length_ = 0, step_ = 0, lines_ = 0;
-  Part parts_[2] = {};
-  int part_ = 0, given_ = 0;
-};
+HWY_INLINE void prefetch_slot(const void *address, int64_t second) {
+  __builtin_prefetch(address, 0, 2);
+  __builtin_prefetch(static_cast<const unsigned char *>(address) + second, 0, 2);
+}
+
+// Columns of O (vectors of dims) go in pairs, 8 / rows pairs to a block.
+HWY_INLINE size_t output_blocks(size_t columns, size_t rows) {
+  const size_t pairs = (columns + 1) / 2, groups = 8 / rows;
+  return (pairs + groups - 1) / groups;
+}
 
   #if HWY_TARGET != HWY_SCALAR
 
@@ -258,49 +271,66 @@ HWY_INLINE VF sum_phases(VF v) {
     #define TSRI_EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
 // Dots of 8 rows of K against Q over dims [0, dim), folded as far as 8 keys allow: 8 / P vectors, or
-// for P = 16 one vector whose upper and lower halves are still to be added.
+// for P = 16 one vector whose upper and lower halves are still to be added. Two chains per key. ahead:
+// one slot per kSlot elements that are read, rounded down.
 template <int P>
 HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RESTRICT q,
-                          Ahead &ahead, int64_t lines, VF &s0, VF &s1, VF &s2, VF &s3) {
+                          const void *const *ahead, int64_t second, VF &s0, VF &s1, VF &s2,
+                          VF &s3) {
+  constexpr size_t kSlots = 16 * P / kSlot;
   const DF d;
   const size_t lanes = hn::Lanes(d);
-    #define TSRI_DECLARE(i)    \
-      VF a##i = hn::Zero(d);   \
+    #define TSRI_DECLARE(i)                    \
+      VF a##i = hn::Zero(d), b##i = a##i;      \
       const float *HWY_RESTRICT k##i = k[i];
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE
-  for (size_t x = 0; x < dim; x += P, q += lanes) {
-    const VF b = hn::Load(d, q);
-    #define TSRI_STEP(i) a##i = hn::MulAdd(repeat<P>(k##i + x), b, a##i);
+  size_t x = 0;
+  for (; x + 2 * P <= dim; x += 2 * P, q += 2 * lanes, ahead += kSlots) {
+    const VF q0 = hn::Load(d, q), q1 = hn::Load(d, q + lanes);
+    #define TSRI_STEP(i)                                \
+      a##i = hn::MulAdd(repeat<P>(k##i + x), q0, a##i); \
+      b##i = hn::MulAdd(repeat<P>(k##i + x + P), q1, b##i);
     TSRI_EIGHT(TSRI_STEP)
     #undef TSRI_STEP
-    ahead.fetch(lines);
+    for (size_t i = 0; i < kSlots; ++i) prefetch_slot(ahead[i], second);
   }
+  if (x < dim) {
+    const VF q0 = hn::Load(d, q);
+    #define TSRI_STEP(i) a##i = hn::MulAdd(repeat<P>(k##i + x), q0, a##i);
+    TSRI_EIGHT(TSRI_STEP)
+    #undef TSRI_STEP
+  }
+    #define TSRI_JOIN(i) a##i = hn::Add(a##i, b##i);
+  TSRI_EIGHT(TSRI_JOIN)
+    #undef TSRI_JOIN
   s0 = fold<1>(a0, a1), s1 = fold<1>(a2, a3), s2 = fold<1>(a4, a5), s3 = fold<1>(a6, a7);
   if constexpr (P > 2) s0 = fold<2>(s0, s1), s1 = fold<2>(s2, s3);
   if constexpr (P > 4) s0 = fold<4>(s0, s1);
 }
 
-// Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row.
-// Chains of more than 128 products are cut, as in score_tile.
+// Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row. Chains
+// of more than 128 products are cut, as in score_tile.
 template <int P>
 static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const float *q, size_t dim,
-                                      float *HWY_RESTRICT s, Ahead &ahead, int64_t lines) {
-  constexpr size_t kPart = 128 * P, kKeys = P > 8 ? 16 : 8;
+                                      float *HWY_RESTRICT s, const void *const *ahead,
+                                      int64_t second) {
+  constexpr size_t kPart = 256 * P, kKeys = P > 8 ? 16 : 8;
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  Ahead next = ahead;
   for (size_t j = 0; j < n; j += kKeys) {
     float *HWY_RESTRICT at = s + j / P * lanes;
     for (size_t x = 0; x < dim; x += kPart) {
-      const size_t dims = HWY_MIN(kPart, dim - x);
+      const size_t dims = HWY_MIN(kPart, dim - x), slots = dims / (2 * P) * (16 * P / kSlot);
       const float *row[kKeys];
       for (size_t t = 0; t < kKeys; ++t) row[t] = k[j + t] + x;
       VF s0, s1, s2, s3;
-      dot_eight<P>(row, dims, q + x / P * lanes, next, lines, s0, s1, s2, s3);
+      dot_eight<P>(row, dims, q + x / P * lanes, ahead, second, s0, s1, s2, s3);
+      ahead += slots;
       if constexpr (P > 8) {
         const VF low = s0;
-        dot_eight<P>(row + 8, dims, q + x / P * lanes, next, lines, s0, s1, s2, s3);
+        dot_eight<P>(row + 8, dims, q + x / P * lanes, ahead, second, s0, s1, s2, s3);
+        ahead += slots;
         s0 = fold<8>(low, s0);
       }
       if (x > 0) {
@@ -315,7 +345,6 @@ static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const flo
       if constexpr (P == 2) hn::Store(s3, d, at + 3 * lanes);
     }
   }
-  ahead = next;
 }
 
 // s of key j of every row times factor[j].
@@ -326,75 +355,98 @@ HWY_INLINE void scale_keys(float *HWY_RESTRICT s, size_t n, const float *factor)
     hn::Store(hn::Mul(hn::Load(d, s), repeat<P>(factor + j)), d, s);
 }
 
-// C vectors of dims times the groups of 8 / R: O = alpha O + P V over n keys. Slot i of 8 sums row
-// i % R, group i / R of the columns.
-template <int R, int P, int C>
-static HWY_NOINLINE void output_narrow_block(const float *const *v, size_t n,
+// How a pair of vectors of V is loaded: columns at x and y.
+template <class E>
+struct Pair {
+  using T = typename E::T;
+  static HWY_INLINE void load(const T *row, size_t x, size_t y, VF &a, VF &b) {
+    a = E::load(row + x);
+    b = E::load(row + y);
+  }
+};
+template <>
+struct Pair<BF16> {
+  using T = uint16_t;
+  static HWY_INLINE void load(const T *row, size_t x, size_t, VF &a, VF &b) {
+    load_halves(row + x, a, b);
+  }
+};
+
+// O = alpha O + P V over n keys in one block of columns: slot i of 8 sums row i / (8 / R) and pair
+// first + i % (8 / R). ahead: 8 / R addresses per key.
+template <int R, int P, class E>
+static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
                                              const float *HWY_RESTRICT p, size_t first,
                                              size_t columns, float *HWY_RESTRICT o, size_t ld,
-                                             const float *alpha, Ahead &ahead, int64_t lines) {
+                                             const float *alpha, const void *const *ahead,
+                                             int64_t second) {
+  using T = typename Pair<E>::T;
+  constexpr size_t kGroups = 8 / R;
   const DF d;
   const size_t lanes = hn::Lanes(d), last = columns - 1;
-  Ahead next = ahead;
     // Columns beyond the last repeat it and are not stored.
-    #define TSRI_DECLARE(i)                                                                       \
-      VF a##i##0 = hn::Zero(d), a##i##1 = a##i##0, a##i##2 = a##i##0;                             \
-      const size_t c##i##0 = HWY_MIN(first + (i / R) * C, last) * lanes;                          \
-      const size_t c##i##1 = HWY_MIN(first + (i / R) * C + 1, last) * lanes;                      \
-      const size_t c##i##2 = HWY_MIN(first + (i / R) * C + 2, last) * lanes;                      \
-      (void)c##i##1, (void)c##i##2;
+    #define TSRI_DECLARE(i)                                                     \
+      VF a##i = hn::Zero(d), b##i = a##i;                                       \
+      const size_t x##i = HWY_MIN(2 * (first + i % kGroups), last) * lanes;     \
+      const size_t y##i = HWY_MIN(2 * (first + i % kGroups) + 1, last) * lanes; \
+      (void)x##i, (void)y##i;
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE
-  for (size_t j = 0; j < n; j += P) {
-    const size_t end = HWY_MIN(n - j, size_t{P});
-    for (size_t t = 0; t < end; ++t) {
-      const float *HWY_RESTRICT row = v[j + t];
-      const float *HWY_RESTRICT w = p + t;
-    #define TSRI_STEP(i)                                                                          \
-      {                                                                                           \
-        const VF c = hn::Set(d, w[(i % R) * P]);                                                  \
-        a##i##0 = hn::MulAdd(c, hn::LoadU(d, row + c##i##0), a##i##0);                            \
-        if constexpr (C > 1) a##i##1 = hn::MulAdd(c, hn::LoadU(d, row + c##i##1), a##i##1);       \
-        if constexpr (C > 2) a##i##2 = hn::MulAdd(c, hn::LoadU(d, row + c##i##2), a##i##2);       \
+  for (size_t j = 0; j < n; j += P, p += lanes) {
+    const float *HWY_RESTRICT w = p;
+    const size_t end = HWY_MIN(n, j + P);
+    for (size_t t = j; t < end; ++t, ++w, ahead += kGroups) {
+      const T *HWY_RESTRICT row = static_cast<const T *>(v[t]);
+    #define TSRI_LOAD(i)      \
+      VF v##i = a0, u##i = a0; \
+      if constexpr (i < kGroups) Pair<E>::load(row, x##i, y##i, v##i, u##i);
+      TSRI_EIGHT(TSRI_LOAD)
+    #undef TSRI_LOAD
+    #define TSRI_STEP(i, g)                            \
+      {                                                \
+        const VF c = hn::Set(d, w[(i / kGroups) * P]); \
+        a##i = hn::MulAdd(c, v##g, a##i);              \
+        b##i = hn::MulAdd(c, u##g, b##i);              \
       }
-      TSRI_EIGHT(TSRI_STEP)
+      if constexpr (R == 8) {
+        TSRI_STEP(0, 0) TSRI_STEP(1, 0) TSRI_STEP(2, 0) TSRI_STEP(3, 0)
+        TSRI_STEP(4, 0) TSRI_STEP(5, 0) TSRI_STEP(6, 0) TSRI_STEP(7, 0)
+      } else if constexpr (R == 4) {
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 0) TSRI_STEP(3, 1)
+        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 0) TSRI_STEP(7, 1)
+      } else if constexpr (R == 2) {
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)
+        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 2) TSRI_STEP(7, 3)
+      } else {
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)
+        TSRI_STEP(4, 4) TSRI_STEP(5, 5) TSRI_STEP(6, 6) TSRI_STEP(7, 7)
+      }
     #undef TSRI_STEP
-      next.fetch(lines);
+      for (size_t i = 0; i < kGroups; ++i) prefetch_slot(ahead[i], second);
     }
-    p += lanes;
   }
-    #define TSRI_JOIN(x, i, c)                                                                    \
-      if (first + (i / R) * C + c <= last) {                                                      \
-        float *at = o + (i % R) * ld + (first + (i / R) * C + c) * lanes;                         \
-        hn::Store(Recurrence::new_sum(hn::Load(d, at), hn::Set(d, alpha[(i % R) * P]), x), d, at); \
+    #define TSRI_JOIN(sum, i, column)                                        \
+      if (column <= last) {                                                  \
+        float *at = o + (i / kGroups) * ld + (column)*lanes;                 \
+        const VF factor = hn::Set(d, alpha[(i / kGroups) * P]);              \
+        hn::Store(Recurrence::new_sum(hn::Load(d, at), factor, sum), d, at); \
       }
     #define TSRI_FINISH(i)                          \
-      TSRI_JOIN(a##i##0, i, 0)                      \
-      if constexpr (C > 1) TSRI_JOIN(a##i##1, i, 1) \
-      if constexpr (C > 2) TSRI_JOIN(a##i##2, i, 2)
+      TSRI_JOIN(a##i, i, 2 * (first + i % kGroups)) \
+      TSRI_JOIN(b##i, i, 2 * (first + i % kGroups) + 1)
   TSRI_EIGHT(TSRI_FINISH)
     #undef TSRI_FINISH
     #undef TSRI_JOIN
-  ahead = next;
 }
 
-// All columns in blocks of equal size.
-template <int R, int P>
-HWY_INLINE void output_narrow(const float *const *v, size_t n, const float *p, size_t columns,
-                              float *o, size_t ld, const float *alpha, Ahead &ahead) {
-  constexpr size_t kGroups = 8 / R;
-  const size_t most = 3 * kGroups, blocks = (columns + most - 1) / most;
-  const size_t wide = (columns + blocks * kGroups - 1) / (blocks * kGroups);
-  const int64_t turns = static_cast<int64_t>(blocks * n);
-  const int64_t lines = (ahead.lines() / 2 + turns - 1) / turns;
-  for (size_t c = 0; c < columns; c += wide * kGroups) {
-    if (wide == 3)
-      output_narrow_block<R, P, 3>(v, n, p, c, columns, o, ld, alpha, ahead, lines);
-    else if (wide == 2)
-      output_narrow_block<R, P, 2>(v, n, p, c, columns, o, ld, alpha, ahead, lines);
-    else
-      output_narrow_block<R, P, 1>(v, n, p, c, columns, o, ld, alpha, ahead, lines);
-  }
+// All columns.
+template <int R, int P, class E>
+HWY_INLINE void output_narrow(const void *const *v, size_t n, const float *p, size_t columns,
+                              float *o, size_t ld, const float *alpha, const void *const *ahead,
+                              int64_t second) {
+  const size_t blocks = output_blocks(columns, R);
+  for (size_t c = 0; c < blocks; ++c, ahead += 8 / R * n)
+    output_block_narrow<R, P, E>(v, n, p, c * (8 / R), columns, o, ld, alpha, ahead, second);
 }
 
     #undef TSRI_EIGHT

@@ -57,6 +57,11 @@ class SplitTask {
     unit_ = static_cast<float>(natural_ ? TSRI_LOG2E : scale_ * TSRI_LOG2E);
     k_bytes_ = tsri_dtype_bytes(p_.k.dtype);
     locate(task);
+    const tsr_dtype v = p_.v.dtype;
+    halves_k_ = narrow_ && in_halves(p_.k.dtype, dim_, lanes_);
+    v_in_place_ = narrow_ && p_.v.stride[3] == 1 && dim_v_ == wide_dim_v_ &&
+                  (v == TSR_DTYPE_F32 || v == TSR_DTYPE_F16 || v == TSR_DTYPE_I8 ||
+                   in_halves(v, dim_v_, lanes_));
   }
 
   void run() {
@@ -156,11 +161,26 @@ class SplitTask {
     const size_t phases = lanes_ / narrow_;
     memset(own_.q, 0, wide_dim_ * narrow_ * sizeof(float));
     memset(own_.o, 0, narrow_ * wide_dim_v_ * sizeof(float));
+    const float sign = p_.scale < 0 ? -1.0f : 1.0f;
     for (size_t r = 0; r < rows_; ++r) {
       const float *line = query_line(r, 0);
-      for (size_t x = 0; x < dim_; ++x)
-        own_.q[x / phases * lanes_ + r * phases + x % phases] = p_.scale < 0 ? -line[x] : line[x];
+      if (halves_k_) line = part_halves(line, s_.lines + line_);
+      float *to = own_.q + r * phases;
+      size_t x = 0;
+      for (; x + phases <= dim_; x += phases, to += lanes_)
+        for (size_t e = 0; e < phases; ++e) to[e] = sign * line[x + e];
+      for (size_t e = 0; x < dim_; ++x, ++e) to[e] = sign * line[x];
     }
+  }
+
+  // Elements in the order of load_halves.
+  const float *part_halves(const float *line, float *out) const {
+    for (size_t x = 0; x < dim_; x += 2 * lanes_)
+      for (size_t l = 0; l < lanes_; ++l) {
+        out[x + l] = line[x + 2 * l];
+        out[x + lanes_ + l] = line[x + 2 * l + 1];
+      }
+    return out;
   }
 
   // A row of Q as float32: where it is, or converted into line t.
@@ -227,19 +247,37 @@ class SplitTask {
     }
     while (step.keys != 0) {
       const Step next = next_step(&j, end);
-      Ahead ahead;
-      Rows k_next, v_next;
+      Rows k_next = k, v_next = v;
       if (next.keys != 0) {
         k_next = find_rows(p_.k, args_.k, next, other);
         v_next = find_rows(p_.v, args_.v, next, other + size);
-        ahead.add(k_next.runs, k_next.count, p_.dim_qk * k_bytes_, p_.k.stride[2] * k_bytes_);
-        ahead.add(v_next.runs, v_next.count, p_.dim_v * k_bytes_, p_.v.stride[2] * k_bytes_);
       }
-      fold_step(step, k, v, ahead);
+      if (narrow_) {
+        const size_t slots_v = output_blocks(wide_dim_v_ / lanes_, narrow_) * (8 / narrow_);
+        list_ahead(k_next, p_.k, (wide_dim_ + kSlot - 1) / kSlot, own_.k_ahead, size + 16);
+        list_ahead(v_next, p_.v, slots_v, own_.v_ahead, size);
+      }
+      fold_step(step, k, v);
       step = next, k = k_next, v = v_next;
       tsri_cpu_run_of_rows *const swapped = runs;
       runs = other, other = swapped;
     }
+  }
+
+  // Addresses of all rows; then the last row's again.
+  void list_ahead(const Rows &rows, const tsr_layout &layout, size_t slots, const void **list,
+                  int64_t most) const {
+    const int64_t step = layout.stride[2] * k_bytes_;
+    const int64_t slot = k_bytes_ * static_cast<int64_t>(kSlot);
+    int64_t n = 0;
+    for (size_t i = 0; i < rows.count; ++i) {
+      const unsigned char *row = rows.runs[i].base;
+      for (int64_t t = 0; t < rows.runs[i].rows; ++t, row += step, ++n)
+        for (size_t s = 0; s < slots; ++s) *list++ = row + static_cast<int64_t>(s) * slot;
+    }
+    const void *last = list[-1];
+    for (; n < most; ++n)
+      for (size_t s = 0; s < slots; ++s) *list++ = last;
   }
 
   // Scales of the keys of a step.
@@ -259,35 +297,51 @@ class SplitTask {
     for (size_t t = step.keys; t < padded; ++t) out[t] = 1.0f;
   }
 
-  // Pointers to float32 rows of K or V that may be read up to `padded`: in place, or converted.
-  void point_to(const Rows &rows, const tsr_layout &layout, size_t n, size_t dim, size_t padded,
-                float *buffer, const float **out) const {
-    const int64_t step = layout.stride[2] * k_bytes_;
+  // Pointers to float32 rows of K that may be read up to their padded width: in place, or converted.
+  void point_to_k(const Rows &rows, size_t n) const {
+    const int64_t step = p_.k.stride[2] * k_bytes_;
+    const float **out = own_.k_row;
     size_t r = 0;
-    if (layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 && dim % lanes_ == 0 &&
-        dim == padded) {
+    if (p_.k.dtype == TSR_DTYPE_F32 && p_.k.stride[3] == 1 && dim_ == wide_dim_) {
       for (size_t i = 0; i < rows.count; ++i)
         for (int64_t t = 0; t < rows.runs[i].rows; ++t)
           out[r++] = reinterpret_cast<const float *>(rows.runs[i].base + t * step);
     } else {
-      const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
-      pack(rows, layout, dim, padded, buffer, ld);
-      for (; r < n; ++r) out[r] = buffer + r * ld;
+      const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
+      pack(rows, p_.k, halves_k_, dim_, wide_dim_, s_.k, ld);
+      for (; r < n; ++r) out[r] = s_.k + r * ld;
     }
     for (size_t t = 0; t < 16; ++t) out[n + t] = out[n - 1];
   }
 
-  void pack(const Rows &rows, const tsr_layout &layout, size_t dim, size_t padded, float *buffer,
-            size_t ld) const {
+  // Pointers to rows of V: where they lie (if v_in_place_), or float32.
+  void point_to_v(const Rows &rows, size_t n) const {
+    const int64_t step = p_.v.stride[2] * k_bytes_;
+    size_t r = 0;
+    if (v_in_place_) {
+      for (size_t i = 0; i < rows.count; ++i)
+        for (int64_t t = 0; t < rows.runs[i].rows; ++t)
+          own_.v_row[r++] = rows.runs[i].base + t * step;
+      return;
+    }
+    // Into the memory of K, which is done with and in L1, if it is large enough.
+    float *buffer = dim_v_ <= dim_ ? s_.k : s_.v;
+    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
+    pack(rows, p_.v, false, dim_v_, wide_dim_v_, buffer, ld);
+    for (; r < n; ++r) own_.v_row[r] = buffer + r * ld;
+  }
+
+  void pack(const Rows &rows, const tsr_layout &layout, bool halves, size_t dim, size_t padded,
+            float *buffer, size_t ld) const {
     for (size_t i = 0, r = 0; i < rows.count; ++i) {
       const size_t n = static_cast<size_t>(rows.runs[i].rows);
-      widen_rows_any(layout.dtype, rows.runs[i].base, layout.stride[2] * k_bytes_,
+      widen_rows_any(layout.dtype, halves, rows.runs[i].base, layout.stride[2] * k_bytes_,
                      layout.stride[3], n, dim, padded, buffer + r * ld, ld);
       r += n;
     }
   }
 
-  void fold_step(const Step &step, const Rows &k, const Rows &v, Ahead &ahead) {
+  void fold_step(const Step &step, const Rows &k, const Rows &v) {
     const bool scales = p_.k_scale.dtype != TSR_DTYPE_NONE;
     if (scales) {
       load_scales(p_.k_scale, args_.k_scale, step, own_.k_scale);
@@ -297,22 +351,21 @@ class SplitTask {
     constexpr size_t kMost = hn::MaxLanes(DF());
     const size_t phases = narrow_ ? lanes_ / narrow_ : 0;
     if constexpr (kMost >= 16) {
-      if (narrow_ == 8 && phases == 2) return fold_narrow<8, 2>(step, k, v, ahead, scales);
-      if (narrow_ == 4 && phases == 4) return fold_narrow<4, 4>(step, k, v, ahead, scales);
-      if (narrow_ == 2 && phases == 8) return fold_narrow<2, 8>(step, k, v, ahead, scales);
-      if (narrow_ == 1 && phases == 16) return fold_narrow<1, 16>(step, k, v, ahead, scales);
+      if (narrow_ == 8 && phases == 2) return fold_narrow<8, 2>(step, k, v, scales);
+      if (narrow_ == 4 && phases == 4) return fold_narrow<4, 4>(step, k, v, scales);
+      if (narrow_ == 2 && phases == 8) return fold_narrow<2, 8>(step, k, v, scales);
+      if (narrow_ == 1 && phases == 16) return fold_narrow<1, 16>(step, k, v, scales);
     }
     if constexpr (kMost == 8 || (HWY_HAVE_SCALABLE && kMost > 8)) {
-      if (narrow_ == 4 && phases == 2) return fold_narrow<4, 2>(step, k, v, ahead, scales);
-      if (narrow_ == 2 && phases == 4) return fold_narrow<2, 4>(step, k, v, ahead, scales);
-      if (narrow_ == 1 && phases == 8) return fold_narrow<1, 8>(step, k, v, ahead, scales);
+      if (narrow_ == 4 && phases == 2) return fold_narrow<4, 2>(step, k, v, scales);
+      if (narrow_ == 2 && phases == 4) return fold_narrow<2, 4>(step, k, v, scales);
+      if (narrow_ == 1 && phases == 8) return fold_narrow<1, 8>(step, k, v, scales);
     }
     if constexpr (kMost == 4 || (HWY_HAVE_SCALABLE && kMost > 4)) {
-      if (narrow_ == 2 && phases == 2) return fold_narrow<2, 2>(step, k, v, ahead, scales);
-      if (narrow_ == 1 && phases == 4) return fold_narrow<1, 4>(step, k, v, ahead, scales);
+      if (narrow_ == 2 && phases == 2) return fold_narrow<2, 2>(step, k, v, scales);
+      if (narrow_ == 1 && phases == 4) return fold_narrow<1, 4>(step, k, v, scales);
     }
   #endif
-    (void)ahead;
     fold_blocks(step, k, v, scales);
   }
 
@@ -358,8 +411,7 @@ class SplitTask {
   }
 
   template <int R, int P>
-  HWY_NOINLINE void fold_narrow(const Step &step, const Rows &k, const Rows &v, Ahead &ahead,
-                                bool scales) {
+  HWY_NOINLINE void fold_narrow(const Step &step, const Rows &k, const Rows &v, bool scales) {
     const DF d;
     const size_t n = step.keys, vectors = (n + P - 1) / P;
     float *HWY_RESTRICT s = own_.narrow;
@@ -367,10 +419,8 @@ class SplitTask {
     const tsri_tile_class kind = tsri_mask_tile_class(&rule_, i0, i1, step.key,
                                                       step.key + static_cast<int64_t>(n));
     if (kind == TSRI_TILE_SKIP) return;
-    point_to(k, p_.k, n, dim_, wide_dim_, s_.k, own_.k_row);
-    const int64_t turns = static_cast<int64_t>((n + 7) / 8 * (wide_dim_ / P));
-    score_narrow<P>(own_.k_row, n, own_.q, wide_dim_, s, ahead,
-                    (ahead.lines() / 2 + turns - 1) / turns);
+    point_to_k(k, n);
+    score_narrow<P>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead, second_line(k_bytes_));
     if (scales) scale_keys<P>(s, n, own_.k_scale);
     if (steps_.needed(kind)) {
       spread(n, P);
@@ -401,9 +451,22 @@ class SplitTask {
       gather(n, P);
     }
     if (scales) scale_keys<P>(s, n, own_.v_scale);
-    point_to(v, p_.v, n, dim_v_, wide_dim_v_, s_.v, own_.v_row);
-    output_narrow<R, P>(own_.v_row, n, s, wide_dim_v_ / lanes_, own_.o, wide_dim_v_, alpha_,
-                        ahead);
+    point_to_v(v, n);
+    const tsr_dtype type = v_in_place_ ? p_.v.dtype : TSR_DTYPE_F32;
+    if (type == TSR_DTYPE_BF16)
+      add_output<R, P, BF16>(n);
+    else if (type == TSR_DTYPE_F16)
+      add_output<R, P, F16>(n);
+    else if (type == TSR_DTYPE_I8)
+      add_output<R, P, I8>(n);
+    else
+      add_output<R, P, F32>(n);
+  }
+
+  template <int R, int P, class E>
+  HWY_INLINE void add_output(size_t n) {
+    output_narrow<R, P, E>(own_.v_row, n, own_.narrow, wide_dim_v_ / lanes_, own_.o, wide_dim_v_,
+                           alpha_, own_.v_ahead, second_line(k_bytes_));
   }
   #endif  // HWY_TARGET != HWY_SCALAR
 
@@ -416,7 +479,7 @@ class SplitTask {
         (layout.stride[2] % 256 != 0 || n < 16))
       return {reinterpret_cast<const float *>(rows.runs[0].base), layout.stride[2]};
     const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
-    pack(rows, layout, dim, dim, buffer, ld);
+    pack(rows, layout, false, dim, dim, buffer, ld);
     return {buffer, static_cast<int64_t>(ld)};
   }
 
@@ -499,7 +562,8 @@ class SplitTask {
         const size_t lane = HWY_MIN(r, rows_ - 1) * phases;
         m[r] = s_.m[lane], l[r] = shares[lane];
       }
-      memcpy(acc, own_.o, rows_ * wide_dim_v_ * sizeof(float));
+      for (size_t r = 0; r < rows_; ++r)
+        store_acc(own_.o + r * wide_dim_v_, acc + r * wide_dim_v_);
       return;
     }
   #endif
@@ -516,6 +580,19 @@ class SplitTask {
       }
     }
   }
+
+  #if HWY_TARGET != HWY_SCALAR
+  // A row of O; columns of even and odd dims are put together again.
+  void store_acc(const float *HWY_RESTRICT o, float *HWY_RESTRICT acc) const {
+    const DF d;
+    if (!v_in_place_ || p_.v.dtype != TSR_DTYPE_BF16) {
+      memcpy(acc, o, wide_dim_v_ * sizeof(float));
+      return;
+    }
+    for (size_t x = 0; x < dim_v_; x += 2 * lanes_)
+      hn::StoreInterleaved2(hn::Load(d, o + x), hn::Load(d, o + x + lanes_), d, acc + x);
+  }
+  #endif
 
   // All parts of this unit, in order of keys: one vector of rows at a time.
   HWY_NOINLINE void merge(const float *parts) {
@@ -616,6 +693,8 @@ class SplitTask {
   float scale_;   // magnitude; the sign goes into Q
   bool natural_;  // scores are scaled before softcap, bias or ALiBi; else they are dot products
   float unit_;    //   and unit_ times a difference of scores is in base two
+  bool halves_k_;       // K in the order of load_halves
+  bool v_in_place_;     // V is read where it lies
   bool found_ = false;  // the chunk has a key that some row may see
   int64_t k_bytes_;     // of an element of K or V
   int64_t b_, g_;
