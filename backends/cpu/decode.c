@@ -2,8 +2,8 @@
 //
 // The split kernel above its Highway source: how rows and keys are cut, what a run costs and needs,
 // and the loop over tasks (sequence, KV head, tile of rows, chunk of keys). Workspace holds a partial
-// state per task: Dv + 2 floats per row for every 512 keys or more, at most a few hundredths of the
-// K and V that the task reads.
+// state per task: Dv + 2 floats per row for every 512 keys or more, a few hundredths of the K and V
+// that the task reads, and at most 32 per row.
 #include "decode.h"
 
 #include <math.h>
@@ -28,6 +28,16 @@ static int uniform(const tsr_problem *p) {
   return (p->arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q)) == 0;
 }
 
+/* Keys per step: a power of two, so that chunks are whole steps. K of a step as float32 takes at most
+ * 2/5 of L1, because it is converted there, read 8 keys at a time, and V arrives meanwhile. */
+static int64_t keys_per_step(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
+  int64_t keys = 16;
+  while (2 * keys <= most &&
+         2 * keys * p->dim_qk * (int64_t)sizeof(float) <= device->l1_bytes * 2 / 5)
+    keys *= 2;
+  return keys;
+}
+
 tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
                                            const tsri_cpu_kernels *kernels,
                                            const tsri_cpu_runner *runner,
@@ -45,7 +55,7 @@ tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
   plan.runner = *runner;
   plan.tiles.lanes = kernels->lanes;
   plan.tiles.rows = max64(block, fit / block * block);
-  plan.tiles.keys = most_keys;
+  plan.tiles.keys = keys_per_step(p, device, most_keys);
   return plan;
 }
 
@@ -62,12 +72,19 @@ typedef struct bounds {
   int64_t parts; /* floats */
 } bounds;
 
+/* Chunks of all sequences, at most, if none has less than `keys` keys but the last of a sequence. */
+static int64_t chunks_of(const tsr_problem *p, int64_t keys) {
+  const int64_t each = min64(ceil_div(p->seq_k, keys), TSRI_CPU_CHUNKS);
+  const int64_t most = tsri_mul_sat(p->batch, each);
+  if (p->arrays & TSR_ARRAY_CU_K) return min64(most, tsri_add_sat(p->total_k / keys, p->batch));
+  return most;
+}
+
 static bounds bounds_of(const tsri_cpu_split_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
   const tsri_cpu_tiles *tiles = &plan->tiles;
   const int64_t rows = tsri_mul_sat(p->seq_q, plan->problem->group); /* of a sequence, at most */
-  const int64_t packed_k = p->arrays & TSR_ARRAY_CU_K;
-  int64_t keys = tsri_cpu_chunk_keys(rows), part_rows = rows, chunks;
+  int64_t part_rows = rows, chunks;
   bounds most;
   most.units = tsri_mul_sat(p->batch, ceil_div(rows, tiles->rows));
   if (p->arrays & TSR_ARRAY_CU_Q) {
@@ -76,19 +93,18 @@ static bounds bounds_of(const tsri_cpu_split_plan *plan) {
   }
   most.units = tsri_mul_sat(most.units, p->heads_kv);
   most.parts = 0;
-  if (rows == 0 || (uniform(p) && keys == INT64_MAX)) return most;
+  if (rows == 0 || (uniform(p) && rows > TSRI_CPU_SPLIT_ROWS)) return most;
   if (uniform(p)) {
-    chunks = packed_k ? tsri_add_sat(p->total_k / keys, p->batch)
-                      : tsri_mul_sat(p->batch, ceil_div(p->seq_k, keys));
+    int64_t keys = TSRI_CPU_CHUNK, top = TSRI_CPU_CHUNK_ROWS;
+    for (; top < rows; top *= 2) keys *= 2;
+    chunks = chunks_of(p, keys);
     chunks = tsri_mul_sat(chunks, ceil_div(rows, tiles->rows));
   } else {
     /* Longer chunks come with more rows: all tiles of a sequence have at most
      * 2 * TSRI_CPU_CHUNK_ROWS rows per TSRI_CPU_CHUNK keys, and at most twice that where the last
      * chunk is short (one chunk alone has no part). */
     part_rows = min64(rows, 2 * TSRI_CPU_CHUNK_ROWS);
-    keys = TSRI_CPU_CHUNK / 2;
-    chunks = packed_k ? tsri_add_sat(p->total_k / keys, tsri_mul_sat(2, p->batch))
-                      : tsri_mul_sat(p->batch, p->seq_k / keys + 2);
+    chunks = tsri_mul_sat(2, chunks_of(p, TSRI_CPU_CHUNK));
   }
   most.parts = tsri_mul_sat(tsri_mul_sat(chunks, p->heads_kv),
                             tsri_cpu_part_floats(part_rows, p->dim_v, tiles));
@@ -125,7 +141,8 @@ void tsri_cpu_split_estimate(const tsri_cpu_split_plan *plan, const tsri_cpu_dev
   const double pairs = (double)p->batch * (double)p->heads_kv;
   const double keys = tsri_cpu_mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
   const double lanes = (double)tiles->lanes, threads = plan->runner.threads;
-  const int64_t chunk = tsri_cpu_chunk_keys(tsri_mul_sat(p->seq_q, plan->problem->group));
+  const int64_t chunk =
+      tsri_cpu_chunk_keys(tsri_mul_sat(p->seq_q, plan->problem->group), p->seq_k);
   const double chunks = chunk == INT64_MAX ? 1 : fmax(1, ceil(keys / (double)chunk));
   const double units = pairs * ceil(rows / (double)tiles->rows);
   const double tasks = fmax(1, units * chunks), parallel = fmin(threads, tasks);

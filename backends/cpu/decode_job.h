@@ -5,8 +5,8 @@
  * decode.c, read by decode_simd.cc; nothing here knows Highway.
  *
  * A unit is a tile of rows of one sequence and KV head; a task is one chunk of a unit. Chunks are cut
- * at multiples of a number of keys from key 0. That number follows from the rows of the sequence and
- * KV head alone, so results depend neither on threads nor on other sequences. */
+ * at multiples of a number of keys from key 0. That number follows from the sequence's own rows and
+ * keys, so results depend neither on threads nor on other sequences. */
 #ifndef TESSERA_CPU_DECODE_JOB_H_
 #define TESSERA_CPU_DECODE_JOB_H_
 
@@ -17,9 +17,10 @@ extern "C" {
 #endif
 
 enum {
-  TSRI_CPU_CHUNK = 512,       /* keys of a chunk of a unit of up to TSRI_CPU_CHUNK_ROWS rows */
-  TSRI_CPU_CHUNK_ROWS = 16,   /* more rows get longer chunks: what a partial state costs stays a
-                                 small fraction of the chunk's K and V */
+  TSRI_CPU_CHUNK = 512,       /* keys of a chunk, at least; doubled until there are at most */
+  TSRI_CPU_CHUNKS = 32,       /*   so many per sequence, and for every doubling of */
+  TSRI_CPU_CHUNK_ROWS = 16,   /*   so many rows: what a partial state costs stays a small
+                                 fraction of its chunk's K and V */
   TSRI_CPU_SPLIT_ROWS = 1024, /* sequences with more rows than this are not split */
   TSRI_CPU_PART_HEAD = 16     /* floats before the state of a part: a cache line */
 };
@@ -47,11 +48,12 @@ typedef struct tsri_cpu_cut {
   int64_t count; /* chunks, at least 1 */
 } tsri_cpu_cut;
 
-/* Keys of a chunk of a sequence with so many rows of a KV head; INT64_MAX: it is not split. */
-TSRI_INLINE int64_t tsri_cpu_chunk_keys(int64_t rows) {
+/* Keys of a chunk of a sequence with so many rows of a KV head and keys; INT64_MAX: it is not split. */
+TSRI_INLINE int64_t tsri_cpu_chunk_keys(int64_t rows, int64_t sk) {
   int64_t keys = TSRI_CPU_CHUNK, most = TSRI_CPU_CHUNK_ROWS;
   if (rows > TSRI_CPU_SPLIT_ROWS) return INT64_MAX;
   for (; most < rows; most *= 2) keys *= 2;
+  while (keys * TSRI_CPU_CHUNKS < sk) keys *= 2;
   return keys;
 }
 
@@ -60,7 +62,7 @@ TSRI_INLINE tsri_cpu_cut tsri_cpu_cut_of(const tsri_sequence *seq, const tsri_ma
   tsri_cpu_cut cut;
   cut.rows = seq->q.len * group;
   cut.tiles = (cut.rows + tile_rows - 1) / tile_rows;
-  cut.keys = tsri_cpu_chunk_keys(cut.rows);
+  cut.keys = tsri_cpu_chunk_keys(cut.rows, rule->sk);
   cut.first = 0;
   cut.count = 1;
   if (cut.keys != INT64_MAX && seq->q.len > 0) {

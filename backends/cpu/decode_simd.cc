@@ -65,6 +65,7 @@ class SplitTask {
   }
 
   void run() {
+    start_chunk();
     load_rows();
     fold_chunk();
     float *part = cut_.count > 1 ? job_.parts + part_at(chunk_) : own_.part;
@@ -199,17 +200,18 @@ class SplitTask {
 
   // ---------------------------------------------------------------------------- steps of keys
 
-  // The first step at or after key j of this chunk with a key that some row may see; moves j behind
-  // it. No keys: none is left. Steps are cut at multiples of tiles.keys from key 0; the start of one
-  // is trimmed to a multiple of 16, so that a key keeps its lane.
-  Step next_step(int64_t *j, int64_t end) const {
+  // The next step of this chunk with a key that some row may see; no keys: none is left. Steps are cut
+  // at multiples of tiles.keys from key 0; the start of one is trimmed to a multiple of 16, so that a
+  // key keeps its lane.
+  Step next_step() {
     const int64_t size = job_.tiles.keys;
-    while (*j < end) {
-      if (*j >= seen_.prefix && *j + size <= seen_.lo) *j = seen_.lo / size * size;
-      const int64_t stop = HWY_MIN(HWY_MIN(*j + size, end), HWY_MAX(seen_.prefix, seen_.hi));
-      int64_t start = *j;
+    while (next_key_ < end_) {
+      if (next_key_ >= seen_.prefix && next_key_ + size <= seen_.lo)
+        next_key_ = seen_.lo / size * size;
+      const int64_t stop = HWY_MIN(next_key_ + size, end_);
+      int64_t start = next_key_;
       if (start >= seen_.prefix && seen_.lo > start) start += (seen_.lo - start) / 16 * 16;
-      *j += size;
+      next_key_ += size;
       if (stop > start) return {start, static_cast<size_t>(stop - start)};
     }
     return {0, 0};
@@ -228,56 +230,72 @@ class SplitTask {
     return rows;
   }
 
-  void fold_chunk() {
-    const int64_t last = static_cast<int64_t>(rows_) - 1, size = job_.tiles.keys;
-    seen_ = tsri_mask_rows_of(&rule_, s_.query[0], s_.query[last] + 1);
-    int64_t begin = 0, end = HWY_MAX(seen_.prefix, seen_.hi);
+  // Finds the first step, and asks for its keys while rows of Q are loaded.
+  void start_chunk() {
+    const int64_t group = job_.problem->group, last = row0_ + static_cast<int64_t>(rows_) - 1;
+    seen_ = tsri_mask_rows_of(&rule_, row0_ / group, last / group + 1);
+    next_key_ = 0, end_ = HWY_MAX(seen_.prefix, seen_.hi);
     if (cut_.keys != INT64_MAX) {
-      begin = (cut_.first + chunk_) * cut_.keys;
-      end = HWY_MIN(end, begin + cut_.keys);
+      next_key_ = (cut_.first + chunk_) * cut_.keys;
+      end_ = HWY_MIN(end_, next_key_ + cut_.keys);
     }
-    found_ = false;
-    int64_t j = begin;
-    Step step = next_step(&j, end);
-    tsri_cpu_run_of_rows *runs = own_.runs, *other = own_.runs + 2 * size;
-    Rows k, v;
-    if (step.keys != 0) {
-      k = find_rows(p_.k, args_.k, step, runs);
-      v = find_rows(p_.v, args_.v, step, runs + size);
-    }
+    first_ = next_step();
+    if (first_.keys == 0) return;
+    k_ = find_rows(p_.k, args_.k, first_, own_.runs);
+    v_ = find_rows(p_.v, args_.v, first_, own_.runs + job_.tiles.keys);
+    const int64_t width = p_.dim_qk * k_bytes_, step = p_.k.stride[2] * k_bytes_;
+    for (size_t i = 0; i < k_.count; ++i)
+      for (int64_t t = 0; t < k_.runs[i].rows; ++t)
+        for (int64_t x = 0; x < width; x += 64)
+          __builtin_prefetch(k_.runs[i].base + t * step + x, 0, 2);
+  }
+
+  void fold_chunk() {
+    const int64_t size = job_.tiles.keys;
+    tsri_cpu_run_of_rows *other = own_.runs + 2 * size;
+    Step step = first_;
     while (step.keys != 0) {
-      const Step next = next_step(&j, end);
-      Rows k_next = k, v_next = v;
+      const Step next = next_step();
+      Rows k_next = k_, v_next = v_;
       if (next.keys != 0) {
         k_next = find_rows(p_.k, args_.k, next, other);
         v_next = find_rows(p_.v, args_.v, next, other + size);
       }
       if (narrow_) {
-        const size_t slots_v = output_blocks(wide_dim_v_ / lanes_, narrow_) * (8 / narrow_);
-        list_ahead(k_next, p_.k, (wide_dim_ + kSlot - 1) / kSlot, own_.k_ahead, size + 16);
-        list_ahead(v_next, p_.v, slots_v, own_.v_ahead, size);
+        // Scores are computed while V of this step comes, outputs while K of the next one does.
+        const size_t slots = (wide_dim_ + kSlot - 1) / kSlot, keys = step.keys;
+        const size_t blocks = output_blocks(wide_dim_v_ / lanes_, narrow_);
+        list_ahead(v_, p_.v, wide_dim_v_ / kSlot, own_.k_ahead, (keys + 15) / 16 * 16 * slots);
+        list_ahead(k_next, p_.k, slots, own_.v_ahead, keys * blocks * (8 / narrow_));
       }
-      fold_step(step, k, v);
-      step = next, k = k_next, v = v_next;
-      tsri_cpu_run_of_rows *const swapped = runs;
-      runs = other, other = swapped;
+      fold_step(step, k_, v_);
+      other = k_.runs;
+      step = next, k_ = k_next, v_ = v_next;
     }
   }
 
-  // Addresses of all rows; then the last row's again.
+  // `most` addresses: the slots of all rows, as far as they go.
   void list_ahead(const Rows &rows, const tsr_layout &layout, size_t slots, const void **list,
-                  int64_t most) const {
+                  size_t most) const {
     const int64_t step = layout.stride[2] * k_bytes_;
     const int64_t slot = k_bytes_ * static_cast<int64_t>(kSlot);
-    int64_t n = 0;
-    for (size_t i = 0; i < rows.count; ++i) {
+    size_t n = 0;
+    if (slots == 0) slots = 1;
+    for (size_t i = 0; i < rows.count && n < most; ++i) {
       const unsigned char *row = rows.runs[i].base;
-      for (int64_t t = 0; t < rows.runs[i].rows; ++t, row += step, ++n)
-        for (size_t s = 0; s < slots; ++s) *list++ = row + static_cast<int64_t>(s) * slot;
+      const size_t count = static_cast<size_t>(rows.runs[i].rows);
+      if (step == slot * static_cast<int64_t>(slots)) {
+        const size_t all = HWY_MIN(count * slots, most - n);
+        for (size_t s = 0; s < all; ++s) list[n + s] = row + static_cast<int64_t>(s) * slot;
+        n += all;
+        continue;
+      }
+      for (size_t t = 0; t < count && n < most; ++t, row += step)
+        for (size_t s = 0; s < slots && n < most; ++s)
+          list[n++] = row + static_cast<int64_t>(s) * slot;
     }
-    const void *last = list[-1];
-    for (; n < most; ++n)
-      for (size_t s = 0; s < slots; ++s) *list++ = last;
+    const void *last = list[n - 1];
+    for (; n < most; ++n) list[n] = last;
   }
 
   // Scales of the keys of a step.
@@ -701,7 +719,10 @@ class SplitTask {
   tsri_sequence seq_;
   tsri_mask_rule rule_;
   tsri_cpu_cut cut_;
-  tsri_mask_row seen_;  // by the rows of this unit
+  tsri_mask_row seen_;      // by the rows of this unit
+  int64_t next_key_, end_;  // of this chunk
+  Step first_;
+  Rows k_ = {nullptr, 0}, v_ = {nullptr, 0};  // of the step at hand
   int64_t chunk_, unit_ix_, unit_index_, row0_;
   size_t rows_, part_rows_;
   size_t narrow_;  // rows of the narrow form, or 0
