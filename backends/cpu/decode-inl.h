@@ -384,11 +384,11 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
   constexpr size_t kGroups = 8 / R;
   const DF d;
   const size_t lanes = hn::Lanes(d), last = columns - 1;
-    // Columns beyond the last repeat it and are not stored.
-    #define TSRI_DECLARE(i)                                                     \
-      VF a##i = hn::Zero(d), b##i = a##i;                                       \
-      const size_t x##i = HWY_MIN(2 * (first + i % kGroups), last) * lanes;     \
-      const size_t y##i = HWY_MIN(2 * (first + i % kGroups) + 1, last) * lanes; \
+    // Columns beyond the last repeat the last pair and are not stored.
+    #define TSRI_DECLARE(i)                                                          \
+      VF a##i = hn::Zero(d), b##i = a##i;                                            \
+      const size_t x##i = 2 * HWY_MIN(first + i % kGroups, last / 2) * lanes;        \
+      const size_t y##i = HWY_MIN(x##i + lanes, last * lanes);                       \
       (void)x##i, (void)y##i;
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE

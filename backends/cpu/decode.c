@@ -128,9 +128,9 @@ int64_t tsri_cpu_split_workspace(const tsri_cpu_split_plan *plan) {
 
 int tsri_cpu_split_preferred(const tsr_resolved *problem) {
   const tsr_problem *p = &problem->p;
-  const int64_t rows = tsri_mul_sat(p->seq_q, problem->group);
-  if (p->determinism == TSR_DETERMINISM_BATCH_INVARIANT && !uniform(p)) return 0;
-  return rows <= 2 * TSRI_CPU_CHUNK_ROWS;
+  /* Sizes of slots say something of the other sequences: with batch_invariant they may not decide. */
+  if (p->determinism == TSR_DETERMINISM_BATCH_INVARIANT) return 1;
+  return tsri_mul_sat(p->seq_q, problem->group) <= 2 * TSRI_CPU_CHUNK_ROWS;
 }
 
 void tsri_cpu_split_estimate(const tsri_cpu_split_plan *plan, const tsri_cpu_device *device,
