@@ -109,16 +109,19 @@ HWY_INLINE bool in_halves(tsr_dtype dtype, size_t dim, size_t lanes) {
   return dtype == TSR_DTYPE_BF16 && lanes > 1 && dim % (2 * lanes) == 0;
 }
 
-// Rows of elements, `step` bytes apart, to float32 rows `ld` apart, with zeros up to `padded`.
+// Rows of elements, `step` bytes apart, to float32 rows `ld` apart, with zeros up to `padded`. ahead:
+// an address per row to prefetch, or NULL.
 template <class E>
 HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t stride, size_t n,
-                           size_t dim, size_t padded, float *HWY_RESTRICT dst, size_t ld) {
+                           size_t dim, size_t padded, float *HWY_RESTRICT dst, size_t ld,
+                           const void *const *ahead) {
   using T = typename E::T;
   const DF d;
   const size_t lanes = hn::Lanes(d);
   for (size_t r = 0; r < n; ++r, src += step, dst += ld) {
     const T *HWY_RESTRICT row = reinterpret_cast<const T *>(src);
     size_t x = 0;
+    if (ahead) __builtin_prefetch(ahead[r]);
     if (stride == 1)
       for (; x + lanes <= dim; x += lanes) hn::Store(E::load(row + x), d, dst + x);
     for (; x < dim; ++x) dst[x] = E::get(row[static_cast<int64_t>(x) * stride]);
@@ -129,11 +132,13 @@ HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t strid
   #if HWY_TARGET != HWY_SCALAR
 // The same for whole pairs of vectors of bfloat16, even elements before odd ones.
 HWY_INLINE void widen_halves(const unsigned char *src, int64_t step, int64_t stride, size_t n,
-                             size_t dim, float *HWY_RESTRICT dst, size_t ld) {
+                             size_t dim, float *HWY_RESTRICT dst, size_t ld,
+                             const void *const *ahead) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
   for (size_t r = 0; r < n; ++r, src += step, dst += ld) {
     const uint16_t *HWY_RESTRICT row = reinterpret_cast<const uint16_t *>(src);
+    if (ahead) __builtin_prefetch(ahead[r]);
     if (stride == 1) {
       for (size_t x = 0; x < dim; x += 2 * lanes) {
         VF even, odd;
@@ -151,25 +156,26 @@ HWY_INLINE void widen_halves(const unsigned char *src, int64_t step, int64_t str
 
 static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const unsigned char *src,
                                         int64_t step, int64_t stride, size_t n, size_t dim,
-                                        size_t padded, float *dst, size_t ld) {
+                                        size_t padded, float *dst, size_t ld,
+                                        const void *const *ahead) {
   #if HWY_TARGET != HWY_SCALAR
-  if (halves) return widen_halves(src, step, stride, n, dim, dst, ld);
+  if (halves) return widen_halves(src, step, stride, n, dim, dst, ld, ahead);
   #else
   (void)halves;
   #endif
   switch (dtype) {
     case TSR_DTYPE_F32:
-      return widen_rows<F32>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<F32>(src, step, stride, n, dim, padded, dst, ld, ahead);
     case TSR_DTYPE_F16:
-      return widen_rows<F16>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<F16>(src, step, stride, n, dim, padded, dst, ld, ahead);
     case TSR_DTYPE_BF16:
-      return widen_rows<BF16>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<BF16>(src, step, stride, n, dim, padded, dst, ld, ahead);
     case TSR_DTYPE_F8_E4M3:
-      return widen_rows<E4M3>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<E4M3>(src, step, stride, n, dim, padded, dst, ld, ahead);
     case TSR_DTYPE_F8_E5M2:
-      return widen_rows<E5M2>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<E5M2>(src, step, stride, n, dim, padded, dst, ld, ahead);
     default:
-      return widen_rows<I8>(src, step, stride, n, dim, padded, dst, ld);
+      return widen_rows<I8>(src, step, stride, n, dim, padded, dst, ld, ahead);
   }
 }
 
@@ -179,14 +185,16 @@ static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const unsi
 // ask for them: memory then works while they compute. Nothing is looked up in their inner loops.
 constexpr size_t kSlot = 32;
 
-// Distance to a slot's second cache line, 0 where it has one.
-HWY_INLINE int64_t second_line(int64_t element_bytes) {
-  return element_bytes > 2 ? 64 : 0;
-}
-
-HWY_INLINE void prefetch_slot(const void *address, int64_t second) {
-  __builtin_prefetch(address, 0, 2);
-  __builtin_prefetch(static_cast<const unsigned char *>(address) + second, 0, 2);
+// Elements of 4 bytes: a slot is two lines, and what is asked for goes to L2, for L1 holds K or V of
+// the step at hand. Smaller ones go to L1, beside it.
+template <bool kFour>
+HWY_INLINE void prefetch_slot(const void *address) {
+  if constexpr (kFour) {
+    __builtin_prefetch(address, 0, 2);
+    __builtin_prefetch(static_cast<const unsigned char *>(address) + 64, 0, 2);
+  } else {
+    __builtin_prefetch(address, 0, 3);
+  }
 }
 
 // Columns of O (vectors of dims) go in pairs, 8 / rows pairs to a block.
@@ -273,10 +281,9 @@ HWY_INLINE VF sum_phases(VF v) {
 // Dots of 8 rows of K against Q over dims [0, dim), folded as far as 8 keys allow: 8 / P vectors, or
 // for P = 16 one vector whose upper and lower halves are still to be added. Two chains per key. ahead:
 // one slot per kSlot elements that are read, rounded down.
-template <int P>
+template <int P, bool kFour>
 HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RESTRICT q,
-                          const void *const *ahead, int64_t second, VF &s0, VF &s1, VF &s2,
-                          VF &s3) {
+                          const void *const *ahead, VF &s0, VF &s1, VF &s2, VF &s3) {
   constexpr size_t kSlots = 16 * P / kSlot;
   const DF d;
   const size_t lanes = hn::Lanes(d);
@@ -293,7 +300,7 @@ HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RE
       b##i = hn::MulAdd(repeat<P>(k##i + x + P), q1, b##i);
     TSRI_EIGHT(TSRI_STEP)
     #undef TSRI_STEP
-    for (size_t i = 0; i < kSlots; ++i) prefetch_slot(ahead[i], second);
+    for (size_t i = 0; i < kSlots; ++i) prefetch_slot<kFour>(ahead[i]);
   }
   if (x < dim) {
     const VF q0 = hn::Load(d, q);
@@ -311,10 +318,9 @@ HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RE
 
 // Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row. Chains
 // of more than 128 products are cut, as in score_tile.
-template <int P>
+template <int P, bool kFour>
 static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const float *q, size_t dim,
-                                      float *HWY_RESTRICT s, const void *const *ahead,
-                                      int64_t second) {
+                                      float *HWY_RESTRICT s, const void *const *ahead) {
   constexpr size_t kPart = 256 * P, kKeys = P > 8 ? 16 : 8;
   const DF d;
   const size_t lanes = hn::Lanes(d);
@@ -325,11 +331,11 @@ static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const flo
       const float *row[kKeys];
       for (size_t t = 0; t < kKeys; ++t) row[t] = k[j + t] + x;
       VF s0, s1, s2, s3;
-      dot_eight<P>(row, dims, q + x / P * lanes, ahead, second, s0, s1, s2, s3);
+      dot_eight<P, kFour>(row, dims, q + x / P * lanes, ahead, s0, s1, s2, s3);
       ahead += slots;
       if constexpr (P > 8) {
         const VF low = s0;
-        dot_eight<P>(row + 8, dims, q + x / P * lanes, ahead, second, s0, s1, s2, s3);
+        dot_eight<P, kFour>(row + 8, dims, q + x / P * lanes, ahead, s0, s1, s2, s3);
         ahead += slots;
         s0 = fold<8>(low, s0);
       }
@@ -355,6 +361,42 @@ HWY_INLINE void scale_keys(float *HWY_RESTRICT s, size_t n, const float *factor)
     hn::Store(hn::Mul(hn::Load(d, s), repeat<P>(factor + j)), d, s);
 }
 
+// Maximum of n vectors and `most`, in four chains.
+HWY_INLINE VF max_narrow(const float *HWY_RESTRICT s, size_t n, VF most) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  VF a = most, b = most, c = most, e = most;
+  for (; n >= 4; n -= 4, s += 4 * lanes) {
+    a = RowPolicy::max(a, hn::Load(d, s));
+    b = RowPolicy::max(b, hn::Load(d, s + lanes));
+    c = RowPolicy::max(c, hn::Load(d, s + 2 * lanes));
+    e = RowPolicy::max(e, hn::Load(d, s + 3 * lanes));
+  }
+  for (; n > 0; --n, s += lanes) a = RowPolicy::max(a, hn::Load(d, s));
+  return RowPolicy::max(RowPolicy::max(a, b), RowPolicy::max(c, e));
+}
+
+// Scores to probabilities in place; returns their sum, vectors alternating between two chains.
+HWY_INLINE VF softmax_narrow(float *HWY_RESTRICT s, size_t n, VF unit, VF ref) {
+  const DF d;
+  const size_t lanes = hn::Lanes(d);
+  VF even = hn::Zero(d), odd = even;
+  for (; n >= 2; n -= 2, s += 2 * lanes) {
+    const VF p = Recurrence::prob_in(unit, hn::Load(d, s), ref);
+    const VF r = Recurrence::prob_in(unit, hn::Load(d, s + lanes), ref);
+    hn::Store(p, d, s);
+    hn::Store(r, d, s + lanes);
+    even = hn::Add(even, p);
+    odd = hn::Add(odd, r);
+  }
+  if (n > 0) {
+    const VF p = Recurrence::prob_in(unit, hn::Load(d, s), ref);
+    hn::Store(p, d, s);
+    even = hn::Add(even, p);
+  }
+  return hn::Add(even, odd);
+}
+
 // How a pair of vectors of V is loaded: columns at x and y.
 template <class E>
 struct Pair {
@@ -378,8 +420,7 @@ template <int R, int P, class E>
 static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
                                              const float *HWY_RESTRICT p, size_t first,
                                              size_t columns, float *HWY_RESTRICT o, size_t ld,
-                                             const float *alpha, const void *const *ahead,
-                                             int64_t second) {
+                                             const float *alpha, const void *const *ahead) {
   using T = typename Pair<E>::T;
   constexpr size_t kGroups = 8 / R;
   const DF d;
@@ -422,7 +463,7 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
         TSRI_STEP(4, 4) TSRI_STEP(5, 5) TSRI_STEP(6, 6) TSRI_STEP(7, 7)
       }
     #undef TSRI_STEP
-      for (size_t i = 0; i < kGroups; ++i) prefetch_slot(ahead[i], second);
+      for (size_t i = 0; i < kGroups; ++i) prefetch_slot<sizeof(T) == 4>(ahead[i]);
     }
   }
     #define TSRI_JOIN(sum, i, column)                                        \
@@ -442,11 +483,10 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
 // All columns.
 template <int R, int P, class E>
 HWY_INLINE void output_narrow(const void *const *v, size_t n, const float *p, size_t columns,
-                              float *o, size_t ld, const float *alpha, const void *const *ahead,
-                              int64_t second) {
+                              float *o, size_t ld, const float *alpha, const void *const *ahead) {
   const size_t blocks = output_blocks(columns, R);
   for (size_t c = 0; c < blocks; ++c, ahead += 8 / R * n)
-    output_block_narrow<R, P, E>(v, n, p, c * (8 / R), columns, o, ld, alpha, ahead, second);
+    output_block_narrow<R, P, E>(v, n, p, c * (8 / R), columns, o, ld, alpha, ahead);
 }
 
     #undef TSRI_EIGHT

@@ -29,11 +29,11 @@ static int uniform(const tsr_problem *p) {
 }
 
 /* Keys per step: a power of two, so that chunks are whole steps. K of a step as float32 takes at most
- * 2/5 of L1, because it is converted there, read 8 keys at a time, and V arrives meanwhile. */
+ * 1/5 of L1, because it is converted there while its own rows and those of V are in L1, too. */
 static int64_t keys_per_step(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
   int64_t keys = 16;
   while (2 * keys <= most &&
-         2 * keys * p->dim_qk * (int64_t)sizeof(float) <= device->l1_bytes * 2 / 5)
+         2 * keys * p->dim_qk * (int64_t)sizeof(float) <= device->l1_bytes / 5)
     keys *= 2;
   return keys;
 }

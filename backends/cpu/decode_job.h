@@ -112,7 +112,7 @@ typedef struct tsri_cpu_split_scratch {
   const float **k_row;          /* [keys + 16] */
   const void **v_row;           /* [keys + 16] */
   tsri_cpu_run_of_rows *runs;   /* [4][keys]: K and V, this step and the next */
-  const void **k_ahead;         /* [keys + 16][padded dim_qk / 32] */
+  const void **k_ahead;         /* [keys + 16][padded dim_qk / 32 + 2] */
   const void **v_ahead;         /* [keys][padded dim_v / 8 + 16] */
 } tsri_cpu_split_scratch;
 
@@ -132,7 +132,7 @@ TSRI_INLINE tsri_cpu_split_scratch tsri_cpu_split_scratch_take(tsri_workspace *w
   s.k_row = (const float **)tsri_workspace_take(ws, keys + 16, sizeof(float *));
   s.v_row = (const void **)tsri_workspace_take(ws, keys + 16, sizeof(void *));
   s.runs = (tsri_cpu_run_of_rows *)tsri_workspace_take(ws, 4 * keys, sizeof *s.runs);
-  s.k_ahead = (const void **)tsri_workspace_take(ws, (keys + 16) * (dim / 32 + 1), sizeof(void *));
+  s.k_ahead = (const void **)tsri_workspace_take(ws, (keys + 16) * (dim / 32 + 2), sizeof(void *));
   s.v_ahead = (const void **)tsri_workspace_take(ws, keys * (dim_v / 8 + 16), sizeof(void *));
   return s;
 }

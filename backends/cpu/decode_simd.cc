@@ -265,7 +265,8 @@ class SplitTask {
         // Scores are computed while V of this step comes, outputs while K of the next one does.
         const size_t slots = (wide_dim_ + kSlot - 1) / kSlot, keys = step.keys;
         const size_t blocks = output_blocks(wide_dim_v_ / lanes_, narrow_);
-        list_ahead(v_, p_.v, wide_dim_v_ / kSlot, own_.k_ahead, (keys + 15) / 16 * 16 * slots);
+        list_ahead(v_, p_.v, wide_dim_v_ / kSlot, own_.k_ahead,
+                   keys + (keys + 15) / 16 * 16 * slots);
         list_ahead(k_next, p_.k, slots, own_.v_ahead, keys * blocks * (8 / narrow_));
       }
       fold_step(step, k_, v_);
@@ -326,7 +327,7 @@ class SplitTask {
           out[r++] = reinterpret_cast<const float *>(rows.runs[i].base + t * step);
     } else {
       const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
-      pack(rows, p_.k, halves_k_, dim_, wide_dim_, s_.k, ld);
+      pack(rows, p_.k, halves_k_, dim_, wide_dim_, s_.k, ld, nullptr);
       for (; r < n; ++r) out[r] = s_.k + r * ld;
     }
     for (size_t t = 0; t < 16; ++t) out[n + t] = out[n - 1];
@@ -345,16 +346,17 @@ class SplitTask {
     // Into the memory of K, which is done with and in L1, if it is large enough.
     float *buffer = dim_v_ <= dim_ ? s_.k : s_.v;
     const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
-    pack(rows, p_.v, false, dim_v_, wide_dim_v_, buffer, ld);
+    pack(rows, p_.v, false, dim_v_, wide_dim_v_, buffer, ld, nullptr);
     for (; r < n; ++r) own_.v_row[r] = buffer + r * ld;
   }
 
   void pack(const Rows &rows, const tsr_layout &layout, bool halves, size_t dim, size_t padded,
-            float *buffer, size_t ld) const {
+            float *buffer, size_t ld, const void *const *ahead) const {
     for (size_t i = 0, r = 0; i < rows.count; ++i) {
       const size_t n = static_cast<size_t>(rows.runs[i].rows);
       widen_rows_any(layout.dtype, halves, rows.runs[i].base, layout.stride[2] * k_bytes_,
-                     layout.stride[3], n, dim, padded, buffer + r * ld, ld);
+                     layout.stride[3], n, dim, padded, buffer + r * ld, ld,
+                     ahead ? ahead + r : nullptr);
       r += n;
     }
   }
@@ -438,7 +440,10 @@ class SplitTask {
                                                       step.key + static_cast<int64_t>(n));
     if (kind == TSRI_TILE_SKIP) return;
     point_to_k(k, n);
-    score_narrow<P>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead, second_line(k_bytes_));
+    if (k_bytes_ == 4)
+      score_narrow<P, true>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead);
+    else
+      score_narrow<P, false>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead);
     if (scales) scale_keys<P>(s, n, own_.k_scale);
     if (steps_.needed(kind)) {
       spread(n, P);
@@ -449,16 +454,9 @@ class SplitTask {
     found_ = true;
     // m is the same in all lanes of a row, l a share of the row's.
     const VF old = hn::Load(d, s_.m);
-    VF top = old;
-    for (size_t x = 0; x < vectors; ++x) top = RowPolicy::max(top, hn::Load(d, s + x * lanes_));
-    top = max_phases<P>(top);
+    const VF top = max_phases<P>(max_narrow(s, vectors, old));
     const VF ref = Recurrence::reference(top), unit = hn::Set(d, unit_);
-    VF sum = hn::Zero(d);
-    for (size_t x = 0; x < vectors; ++x) {
-      const VF p = Recurrence::prob_in(unit, hn::Load(d, s + x * lanes_), ref);
-      hn::Store(p, d, s + x * lanes_);
-      sum = hn::Add(sum, p);
-    }
+    const VF sum = softmax_narrow(s, vectors, unit, ref);
     const VF correction = Recurrence::correction_in(unit, old, ref);
     hn::Store(top, d, s_.m);
     hn::Store(Recurrence::new_sum(hn::Load(d, s_.l), correction, sum), d, s_.l);
@@ -484,7 +482,7 @@ class SplitTask {
   template <int R, int P, class E>
   HWY_INLINE void add_output(size_t n) {
     output_narrow<R, P, E>(own_.v_row, n, own_.narrow, wide_dim_v_ / lanes_, own_.o, wide_dim_v_,
-                           alpha_, own_.v_ahead, second_line(k_bytes_));
+                           alpha_, own_.v_ahead);
   }
   #endif  // HWY_TARGET != HWY_SCALAR
 
@@ -497,7 +495,7 @@ class SplitTask {
         (layout.stride[2] % 256 != 0 || n < 16))
       return {reinterpret_cast<const float *>(rows.runs[0].base), layout.stride[2]};
     const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
-    pack(rows, layout, false, dim, dim, buffer, ld);
+    pack(rows, layout, false, dim, dim, buffer, ld, nullptr);
     return {buffer, static_cast<int64_t>(ld)};
   }
 
