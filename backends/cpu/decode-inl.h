@@ -109,19 +109,16 @@ HWY_INLINE bool in_halves(tsr_dtype dtype, size_t dim, size_t lanes) {
   return dtype == TSR_DTYPE_BF16 && lanes > 1 && dim % (2 * lanes) == 0;
 }
 
-// Rows of elements, `step` bytes apart, to float32 rows `ld` apart, with zeros up to `padded`. ahead:
-// an address per row to prefetch, or NULL.
+// Rows of elements to float32 rows `ld` apart, with zeros up to `padded`.
 template <class E>
-HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t stride, size_t n,
-                           size_t dim, size_t padded, float *HWY_RESTRICT dst, size_t ld,
-                           const void *const *ahead) {
+HWY_INLINE void widen_rows(const void *const *rows, int64_t stride, size_t n, size_t dim,
+                           size_t padded, float *HWY_RESTRICT dst, size_t ld) {
   using T = typename E::T;
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  for (size_t r = 0; r < n; ++r, src += step, dst += ld) {
-    const T *HWY_RESTRICT row = reinterpret_cast<const T *>(src);
+  for (size_t r = 0; r < n; ++r, dst += ld) {
+    const T *HWY_RESTRICT row = static_cast<const T *>(rows[r]);
     size_t x = 0;
-    if (ahead) __builtin_prefetch(ahead[r]);
     if (stride == 1)
       for (; x + lanes <= dim; x += lanes) hn::Store(E::load(row + x), d, dst + x);
     for (; x < dim; ++x) dst[x] = E::get(row[static_cast<int64_t>(x) * stride]);
@@ -131,14 +128,12 @@ HWY_INLINE void widen_rows(const unsigned char *src, int64_t step, int64_t strid
 
   #if HWY_TARGET != HWY_SCALAR
 // The same for whole pairs of vectors of bfloat16, even elements before odd ones.
-HWY_INLINE void widen_halves(const unsigned char *src, int64_t step, int64_t stride, size_t n,
-                             size_t dim, float *HWY_RESTRICT dst, size_t ld,
-                             const void *const *ahead) {
+HWY_INLINE void widen_halves(const void *const *rows, int64_t stride, size_t n, size_t dim,
+                             float *HWY_RESTRICT dst, size_t ld) {
   const DF d;
   const size_t lanes = hn::Lanes(d);
-  for (size_t r = 0; r < n; ++r, src += step, dst += ld) {
-    const uint16_t *HWY_RESTRICT row = reinterpret_cast<const uint16_t *>(src);
-    if (ahead) __builtin_prefetch(ahead[r]);
+  for (size_t r = 0; r < n; ++r, dst += ld) {
+    const uint16_t *HWY_RESTRICT row = static_cast<const uint16_t *>(rows[r]);
     if (stride == 1) {
       for (size_t x = 0; x < dim; x += 2 * lanes) {
         VF even, odd;
@@ -154,28 +149,27 @@ HWY_INLINE void widen_halves(const unsigned char *src, int64_t step, int64_t str
 }
   #endif
 
-static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const unsigned char *src,
-                                        int64_t step, int64_t stride, size_t n, size_t dim,
-                                        size_t padded, float *dst, size_t ld,
-                                        const void *const *ahead) {
+static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const void *const *rows,
+                                        int64_t stride, size_t n, size_t dim, size_t padded,
+                                        float *dst, size_t ld) {
   #if HWY_TARGET != HWY_SCALAR
-  if (halves) return widen_halves(src, step, stride, n, dim, dst, ld, ahead);
+  if (halves) return widen_halves(rows, stride, n, dim, dst, ld);
   #else
   (void)halves;
   #endif
   switch (dtype) {
     case TSR_DTYPE_F32:
-      return widen_rows<F32>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<F32>(rows, stride, n, dim, padded, dst, ld);
     case TSR_DTYPE_F16:
-      return widen_rows<F16>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<F16>(rows, stride, n, dim, padded, dst, ld);
     case TSR_DTYPE_BF16:
-      return widen_rows<BF16>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<BF16>(rows, stride, n, dim, padded, dst, ld);
     case TSR_DTYPE_F8_E4M3:
-      return widen_rows<E4M3>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<E4M3>(rows, stride, n, dim, padded, dst, ld);
     case TSR_DTYPE_F8_E5M2:
-      return widen_rows<E5M2>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<E5M2>(rows, stride, n, dim, padded, dst, ld);
     default:
-      return widen_rows<I8>(src, step, stride, n, dim, padded, dst, ld, ahead);
+      return widen_rows<I8>(rows, stride, n, dim, padded, dst, ld);
   }
 }
 
@@ -319,7 +313,7 @@ HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RE
 // Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row. Chains
 // of more than 128 products are cut, as in score_tile.
 template <int P, bool kFour>
-static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const float *q, size_t dim,
+static HWY_NOINLINE void score_narrow(const void *const *k, size_t n, const float *q, size_t dim,
                                       float *HWY_RESTRICT s, const void *const *ahead) {
   constexpr size_t kPart = 256 * P, kKeys = P > 8 ? 16 : 8;
   const DF d;
@@ -329,7 +323,7 @@ static HWY_NOINLINE void score_narrow(const float *const *k, size_t n, const flo
     for (size_t x = 0; x < dim; x += kPart) {
       const size_t dims = HWY_MIN(kPart, dim - x), slots = dims / (2 * P) * (16 * P / kSlot);
       const float *row[kKeys];
-      for (size_t t = 0; t < kKeys; ++t) row[t] = k[j + t] + x;
+      for (size_t t = 0; t < kKeys; ++t) row[t] = static_cast<const float *>(k[j + t]) + x;
       VF s0, s1, s2, s3;
       dot_eight<P, kFour>(row, dims, q + x / P * lanes, ahead, s0, s1, s2, s3);
       ahead += slots;
@@ -433,39 +427,45 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
       (void)x##i, (void)y##i;
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE
-  for (size_t j = 0; j < n; j += P, p += lanes) {
-    const float *HWY_RESTRICT w = p;
-    const size_t end = HWY_MIN(n, j + P);
-    for (size_t t = j; t < end; ++t, ++w, ahead += kGroups) {
-      const T *HWY_RESTRICT row = static_cast<const T *>(v[t]);
-    #define TSRI_LOAD(i)      \
+    #define TSRI_LOAD(i)       \
       VF v##i = a0, u##i = a0; \
       if constexpr (i < kGroups) Pair<E>::load(row, x##i, y##i, v##i, u##i);
-      TSRI_EIGHT(TSRI_LOAD)
-    #undef TSRI_LOAD
     #define TSRI_STEP(i, g)                            \
       {                                                \
-        const VF c = hn::Set(d, w[(i / kGroups) * P]); \
+        const VF c = hn::Set(d, p[(i / kGroups) * P + t]); \
         a##i = hn::MulAdd(c, v##g, a##i);              \
         b##i = hn::MulAdd(c, u##g, b##i);              \
       }
-      if constexpr (R == 8) {
-        TSRI_STEP(0, 0) TSRI_STEP(1, 0) TSRI_STEP(2, 0) TSRI_STEP(3, 0)
-        TSRI_STEP(4, 0) TSRI_STEP(5, 0) TSRI_STEP(6, 0) TSRI_STEP(7, 0)
-      } else if constexpr (R == 4) {
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 0) TSRI_STEP(3, 1)
-        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 0) TSRI_STEP(7, 1)
-      } else if constexpr (R == 2) {
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)
-        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 2) TSRI_STEP(7, 3)
-      } else {
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)
-        TSRI_STEP(4, 4) TSRI_STEP(5, 5) TSRI_STEP(6, 6) TSRI_STEP(7, 7)
-      }
-    #undef TSRI_STEP
-      for (size_t i = 0; i < kGroups; ++i) prefetch_slot<sizeof(T) == 4>(ahead[i]);
+    // Key j + t.
+    #define TSRI_KEY                                                            \
+      const T *HWY_RESTRICT row = static_cast<const T *>(v[j + t]);             \
+      TSRI_EIGHT(TSRI_LOAD)                                                     \
+      if constexpr (R == 8) {                                                   \
+        TSRI_STEP(0, 0) TSRI_STEP(1, 0) TSRI_STEP(2, 0) TSRI_STEP(3, 0)         \
+        TSRI_STEP(4, 0) TSRI_STEP(5, 0) TSRI_STEP(6, 0) TSRI_STEP(7, 0)         \
+      } else if constexpr (R == 4) {                                            \
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 0) TSRI_STEP(3, 1)         \
+        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 0) TSRI_STEP(7, 1)         \
+      } else if constexpr (R == 2) {                                            \
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)         \
+        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 2) TSRI_STEP(7, 3)         \
+      } else {                                                                  \
+        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)         \
+        TSRI_STEP(4, 4) TSRI_STEP(5, 5) TSRI_STEP(6, 6) TSRI_STEP(7, 7)         \
+      }                                                                         \
+      for (size_t i = 0; i < kGroups; ++i)                                      \
+        prefetch_slot<sizeof(T) == 4>(ahead[(j + t) * kGroups + i]);
+  size_t j = 0;
+  for (; j + P <= n; j += P, p += lanes)
+    for (size_t t = 0; t < P; ++t) {
+      TSRI_KEY
     }
+  for (size_t t = 0; j + t < n; ++t) {
+    TSRI_KEY
   }
+    #undef TSRI_KEY
+    #undef TSRI_STEP
+    #undef TSRI_LOAD
     #define TSRI_JOIN(sum, i, column)                                        \
       if (column <= last) {                                                  \
         float *at = o + (i / kGroups) * ld + (column)*lanes;                 \

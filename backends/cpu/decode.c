@@ -28,13 +28,12 @@ static int uniform(const tsr_problem *p) {
   return (p->arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q)) == 0;
 }
 
-/* Keys per step: a power of two, so that chunks are whole steps. K of a step as float32 takes at most
- * 1/5 of L1, because it is converted there while its own rows and those of V are in L1, too. */
+/* Keys per step: a power of two, so that chunks are whole steps. K of a step, as it is stored, takes
+ * at most a sixth of L1, V as much: there is room for both, for scores, Q and O. */
 static int64_t keys_per_step(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
+  const int64_t row = p->dim_qk * tsri_dtype_bytes(p->k.dtype);
   int64_t keys = 16;
-  while (2 * keys <= most &&
-         2 * keys * p->dim_qk * (int64_t)sizeof(float) <= device->l1_bytes / 5)
-    keys *= 2;
+  while (2 * keys <= most && 2 * keys * row <= device->l1_bytes / 6) keys *= 2;
   return keys;
 }
 

@@ -109,10 +109,10 @@ typedef struct tsri_cpu_split_scratch {
   float *narrow;                /* [keys + 16][rows] scores of the narrow kernel */
   float *part;                  /* a part that is not shared, or in the making */
   float *k_scale, *v_scale;     /* [keys + 16] */
-  const float **k_row;          /* [keys + 16] */
-  const void **v_row;           /* [keys + 16] */
+  const void **k_row, **v_row;  /* [keys + 16] where K and V lie, or float32 copies of V */
+  const void **k_copy;          /* [16] float32 copies of rows of K */
   tsri_cpu_run_of_rows *runs;   /* [4][keys]: K and V, this step and the next */
-  const void **k_ahead;         /* [keys + 16][padded dim_qk / 32 + 2] */
+  const void **k_ahead;         /* [keys + 16][padded dim_qk / 32 + 1] */
   const void **v_ahead;         /* [keys][padded dim_v / 8 + 16] */
 } tsri_cpu_split_scratch;
 
@@ -129,10 +129,11 @@ TSRI_INLINE tsri_cpu_split_scratch tsri_cpu_split_scratch_take(tsri_workspace *w
   s.part = (float *)tsri_workspace_take(ws, tsri_cpu_part_floats(tiles->rows, p->dim_v, tiles), f);
   s.k_scale = (float *)tsri_workspace_take(ws, keys + 16, f);
   s.v_scale = (float *)tsri_workspace_take(ws, keys + 16, f);
-  s.k_row = (const float **)tsri_workspace_take(ws, keys + 16, sizeof(float *));
+  s.k_row = (const void **)tsri_workspace_take(ws, keys + 16, sizeof(void *));
+  s.k_copy = (const void **)tsri_workspace_take(ws, 16, sizeof(void *));
   s.v_row = (const void **)tsri_workspace_take(ws, keys + 16, sizeof(void *));
   s.runs = (tsri_cpu_run_of_rows *)tsri_workspace_take(ws, 4 * keys, sizeof *s.runs);
-  s.k_ahead = (const void **)tsri_workspace_take(ws, (keys + 16) * (dim / 32 + 2), sizeof(void *));
+  s.k_ahead = (const void **)tsri_workspace_take(ws, (keys + 16) * (dim / 32 + 1), sizeof(void *));
   s.v_ahead = (const void **)tsri_workspace_take(ws, keys * (dim_v / 8 + 16), sizeof(void *));
   return s;
 }

@@ -58,6 +58,8 @@ class SplitTask {
     k_bytes_ = tsri_dtype_bytes(p_.k.dtype);
     locate(task);
     const tsr_dtype v = p_.v.dtype;
+    k_in_place_ = narrow_ && p_.k.dtype == TSR_DTYPE_F32 && p_.k.stride[3] == 1 &&
+                  dim_ == wide_dim_;
     halves_k_ = narrow_ && in_halves(p_.k.dtype, dim_, lanes_);
     v_in_place_ = narrow_ && p_.v.stride[3] == 1 && dim_v_ == wide_dim_v_ &&
                   (v == TSR_DTYPE_F32 || v == TSR_DTYPE_F16 || v == TSR_DTYPE_I8 ||
@@ -266,7 +268,7 @@ class SplitTask {
         const size_t slots = (wide_dim_ + kSlot - 1) / kSlot, keys = step.keys;
         const size_t blocks = output_blocks(wide_dim_v_ / lanes_, narrow_);
         list_ahead(v_, p_.v, wide_dim_v_ / kSlot, own_.k_ahead,
-                   keys + (keys + 15) / 16 * 16 * slots);
+                   (keys + 15) / 16 * 16 * slots);
         list_ahead(k_next, p_.k, slots, own_.v_ahead, keys * blocks * (8 / narrow_));
       }
       fold_step(step, k_, v_);
@@ -316,48 +318,12 @@ class SplitTask {
     for (size_t t = step.keys; t < padded; ++t) out[t] = 1.0f;
   }
 
-  // Pointers to float32 rows of K that may be read up to their padded width: in place, or converted.
-  void point_to_k(const Rows &rows, size_t n) const {
-    const int64_t step = p_.k.stride[2] * k_bytes_;
-    const float **out = own_.k_row;
-    size_t r = 0;
-    if (p_.k.dtype == TSR_DTYPE_F32 && p_.k.stride[3] == 1 && dim_ == wide_dim_) {
-      for (size_t i = 0; i < rows.count; ++i)
-        for (int64_t t = 0; t < rows.runs[i].rows; ++t)
-          out[r++] = reinterpret_cast<const float *>(rows.runs[i].base + t * step);
-    } else {
-      const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
-      pack(rows, p_.k, halves_k_, dim_, wide_dim_, s_.k, ld, nullptr);
-      for (; r < n; ++r) out[r] = s_.k + r * ld;
-    }
-    for (size_t t = 0; t < 16; ++t) out[n + t] = out[n - 1];
-  }
-
-  // Pointers to rows of V: where they lie (if v_in_place_), or float32.
-  void point_to_v(const Rows &rows, size_t n) const {
-    const int64_t step = p_.v.stride[2] * k_bytes_;
-    size_t r = 0;
-    if (v_in_place_) {
-      for (size_t i = 0; i < rows.count; ++i)
-        for (int64_t t = 0; t < rows.runs[i].rows; ++t)
-          own_.v_row[r++] = rows.runs[i].base + t * step;
-      return;
-    }
-    // Into the memory of K, which is done with and in L1, if it is large enough.
-    float *buffer = dim_v_ <= dim_ ? s_.k : s_.v;
-    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
-    pack(rows, p_.v, false, dim_v_, wide_dim_v_, buffer, ld, nullptr);
-    for (; r < n; ++r) own_.v_row[r] = buffer + r * ld;
-  }
-
-  void pack(const Rows &rows, const tsr_layout &layout, bool halves, size_t dim, size_t padded,
-            float *buffer, size_t ld, const void *const *ahead) const {
-    for (size_t i = 0, r = 0; i < rows.count; ++i) {
-      const size_t n = static_cast<size_t>(rows.runs[i].rows);
-      widen_rows_any(layout.dtype, halves, rows.runs[i].base, layout.stride[2] * k_bytes_,
-                     layout.stride[3], n, dim, padded, buffer + r * ld, ld,
-                     ahead ? ahead + r : nullptr);
-      r += n;
+  // Pointers to rows where they lie.
+  void point_to(const Rows &rows, const tsr_layout &layout, const void **out) const {
+    const int64_t step = layout.stride[2] * k_bytes_;
+    for (size_t i = 0; i < rows.count; ++i) {
+      const unsigned char *row = rows.runs[i].base;
+      for (int64_t t = 0; t < rows.runs[i].rows; ++t, row += step) *out++ = row;
     }
   }
 
@@ -439,11 +405,7 @@ class SplitTask {
     const tsri_tile_class kind = tsri_mask_tile_class(&rule_, i0, i1, step.key,
                                                       step.key + static_cast<int64_t>(n));
     if (kind == TSRI_TILE_SKIP) return;
-    point_to_k(k, n);
-    if (k_bytes_ == 4)
-      score_narrow<P, true>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead);
-    else
-      score_narrow<P, false>(own_.k_row, n, own_.q, wide_dim_, s, own_.k_ahead);
+    score_keys<P>(k, n);
     if (scales) scale_keys<P>(s, n, own_.k_scale);
     if (steps_.needed(kind)) {
       spread(n, P);
@@ -467,7 +429,8 @@ class SplitTask {
       gather(n, P);
     }
     if (scales) scale_keys<P>(s, n, own_.v_scale);
-    point_to_v(v, n);
+    point_to(v, p_.v, own_.v_row);
+    if (!v_in_place_) copy_v(n);
     const tsr_dtype type = v_in_place_ ? p_.v.dtype : TSR_DTYPE_F32;
     if (type == TSR_DTYPE_BF16)
       add_output<R, P, BF16>(n);
@@ -477,6 +440,31 @@ class SplitTask {
       add_output<R, P, I8>(n);
     else
       add_output<R, P, F32>(n);
+  }
+
+  // Scores of a step. What is not float32 rows of whole vectors is copied, 16 keys at a time, into
+  // memory that stays in L1.
+  template <int P>
+  HWY_INLINE void score_keys(const Rows &k, size_t n) {
+    point_to(k, p_.k, own_.k_row);
+    for (size_t t = 0; t < 16; ++t) own_.k_row[n + t] = own_.k_row[n - 1];
+    if (k_in_place_)
+      return score_narrow<P, true>(own_.k_row, n, own_.q, wide_dim_, own_.narrow, own_.k_ahead);
+    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_qk));
+    for (size_t t = 0; t < 16; ++t) own_.k_copy[t] = s_.k + t * ld;
+    for (size_t j = 0; j < n; j += 16) {
+      const size_t count = HWY_MIN(n - j, size_t{16});
+      widen_rows_any(p_.k.dtype, halves_k_, own_.k_row + j, p_.k.stride[3], (count + 7) / 8 * 8,
+                     dim_, wide_dim_, s_.k, ld);
+      score_narrow<P, false>(own_.k_copy, count, own_.q, wide_dim_,
+                             own_.narrow + j / P * lanes_, own_.k_ahead + j / 8 * wide_dim_ / 4);
+    }
+  }
+
+  void copy_v(size_t n) {
+    const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
+    widen_rows_any(p_.v.dtype, false, own_.v_row, p_.v.stride[3], n, dim_v_, wide_dim_v_, s_.v, ld);
+    for (size_t r = 0; r < n; ++r) own_.v_row[r] = s_.v + r * ld;
   }
 
   template <int R, int P, class E>
@@ -489,20 +477,21 @@ class SplitTask {
   // --------------------------------------------------------------------------- query lanes
 
   // Float32 rows at one distance: in place, or converted.
-  Keys operand(const Rows &rows, const tsr_layout &layout, size_t dim, size_t n,
+  Keys operand(const Rows &rows, const tsr_layout &layout, size_t dim, size_t n, const void **list,
                float *buffer) const {
     if (layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 && rows.count == 1 &&
         (layout.stride[2] % 256 != 0 || n < 16))
       return {reinterpret_cast<const float *>(rows.runs[0].base), layout.stride[2]};
     const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(static_cast<int64_t>(dim)));
-    pack(rows, layout, false, dim, dim, buffer, ld, nullptr);
+    point_to(rows, layout, list);
+    widen_rows_any(layout.dtype, false, list, layout.stride[3], n, dim, dim, buffer, ld);
     return {buffer, static_cast<int64_t>(ld)};
   }
 
   HWY_NOINLINE void fold_blocks(const Step &step, const Rows &k_rows, const Rows &v_rows,
                                 bool scales) {
-    const Keys k = operand(k_rows, p_.k, dim_, step.keys, s_.k);
-    const Keys v = operand(v_rows, p_.v, dim_v_, step.keys, s_.v);
+    const Keys k = operand(k_rows, p_.k, dim_, step.keys, own_.k_row, s_.k);
+    const Keys v = operand(v_rows, p_.v, dim_v_, step.keys, own_.v_row, s_.v);
     for (size_t first = 0, width; first < rows_; first += width) {
       width = block_lanes(first);
       const size_t live = HWY_MIN(width, rows_ - first);
@@ -710,6 +699,7 @@ class SplitTask {
   bool natural_;  // scores are scaled before softcap, bias or ALiBi; else they are dot products
   float unit_;    //   and unit_ times a difference of scores is in base two
   bool halves_k_;       // K in the order of load_halves
+  bool k_in_place_;     // K is read where it lies
   bool v_in_place_;     // V is read where it lies
   bool found_ = false;  // the chunk has a key that some row may see
   int64_t k_bytes_;     // of an element of K or V
