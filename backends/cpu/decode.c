@@ -28,9 +28,9 @@ static int uniform(const tsr_problem *p) {
   return (p->arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q)) == 0;
 }
 
-/* Keys per step: a power of two, so that chunks are whole steps. K of a step, as it is stored, takes
- * at most a sixth of L1, V as much: there is room for both, for scores, Q and O. */
-static int64_t keys_per_step(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
+/* Keys per step of the narrow form: a power of two, so that chunks are whole steps. K of a step, as it
+ * is stored, takes at most a sixth of L1, V as much: there is room for both, for scores, Q and O. */
+static int64_t narrow_keys(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
   const int64_t row = p->dim_qk * tsri_dtype_bytes(p->k.dtype);
   int64_t keys = 16;
   while (2 * keys <= most && 2 * keys * row <= device->l1_bytes / 6) keys *= 2;
@@ -54,7 +54,8 @@ tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
   plan.runner = *runner;
   plan.tiles.lanes = kernels->lanes;
   plan.tiles.rows = max64(block, fit / block * block);
-  plan.tiles.keys = keys_per_step(p, device, most_keys);
+  plan.tiles.keys = most_keys;
+  plan.narrow_keys = narrow_keys(p, device, most_keys);
   return plan;
 }
 
@@ -151,7 +152,10 @@ void tsri_cpu_split_estimate(const tsri_cpu_split_plan *plan, const tsri_cpu_dev
   double narrow = 1, seconds;
   /* The narrow form has no idle lanes but those between its rows and the next power of two. */
   for (; narrow < rows && narrow < 8; narrow *= 2) continue;
-  if (rows <= narrow && narrow < lanes) filled = rows / narrow;
+  if (rows <= narrow && narrow < lanes)
+    filled = rows / narrow;
+  else
+    narrow = 0;
   if (p->softcap > 0 || p->bias.dtype != TSR_DTYPE_NONE || p->alibi != TSR_ALIBI_NONE ||
       p->mask.dtype != TSR_DTYPE_NONE || p->dropout > 0)
     efficiency *= 0.7;
@@ -166,7 +170,7 @@ void tsri_cpu_split_estimate(const tsri_cpu_split_plan *plan, const tsri_cpu_dev
                  estimate->bytes / (device->bandwidth * fmin(parallel, 8)));
   estimate->seconds = 5e-6 + seconds;
   estimate->tile_q = tiles->rows;
-  estimate->tile_k = tiles->keys;
+  estimate->tile_k = narrow == 0 ? tiles->keys : plan->narrow_keys;
   estimate->workspace = (size_t)tsri_cpu_split_workspace(plan);
 }
 
@@ -221,6 +225,7 @@ tsr_status tsri_cpu_split_run(const tsri_cpu_split_plan *plan, const tsr_args *a
   job.split.problem = plan->problem;
   job.split.args = args;
   job.split.tiles = plan->tiles;
+  job.split.narrow_keys = plan->narrow_keys;
   job.split.pages = tsri_pages_of(p, args);
   if (p->dropout > 0)
     job.split.drop_key = args->rng_state

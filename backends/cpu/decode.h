@@ -14,6 +14,7 @@ typedef struct tsri_cpu_split_plan {
   tsri_cpu_kernels kernels;
   tsri_cpu_runner runner;
   tsri_cpu_tiles tiles;
+  int64_t narrow_keys; /* per step of the narrow form */
 } tsri_cpu_split_plan;
 
 /* What a plan would be for this problem, with at most most_rows rows and most_keys keys per step. */

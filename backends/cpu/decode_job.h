@@ -29,6 +29,7 @@ struct tsri_cpu_split {
   const tsr_resolved *problem;
   const tsr_args *args;
   tsri_cpu_tiles tiles;
+  int64_t narrow_keys; /* per step of the narrow form, a power of two, at most tiles.keys */
   tsri_pages pages;
   tsri_dropout_key drop_key;
   /* [B + 1] sums over the sequences before: of tasks, of units, of floats in parts. */

@@ -99,6 +99,11 @@ class SplitTask {
     rows_ = static_cast<size_t>(HWY_MIN(cut_.rows - row0_, job_.tiles.rows));
     part_rows_ = static_cast<size_t>(tsri_cpu_part_rows(cut_.rows, &job_.tiles));
     narrow_ = narrow_rows(static_cast<size_t>(cut_.rows));
+    // Blocks of up to 3 vectors of rows, as even as can be.
+    const size_t vectors = (rows_ + lanes_ - 1) / lanes_, most = kMaxVectors;
+    const size_t blocks = (vectors + most - 1) / most;
+    block_ = (vectors + blocks - 1) / blocks * lanes_;
+    step_keys_ = narrow_ ? job_.narrow_keys : job_.tiles.keys;
   }
 
   // Offset of the part of a chunk of this unit.
@@ -120,8 +125,7 @@ class SplitTask {
 
   size_t block_lanes(size_t first) const {
     if (narrow_) return lanes_;
-    const size_t most = kMaxVectors * lanes_;
-    return HWY_MIN(most, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
+    return HWY_MIN(block_, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
   }
 
   // ------------------------------------------------------------------------------- rows of Q
@@ -149,7 +153,7 @@ class SplitTask {
     }
     if (narrow_) return load_narrow();
     memset(s_.o_t, 0, padded * dim_v_ * sizeof(float));
-    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
+    for (size_t first = 0; first < rows_; first += block_) {
       const size_t width = block_lanes(first);
       for (size_t r = 0; r < width; r += kGroup) {
         const float *lines[kGroup];
@@ -203,10 +207,10 @@ class SplitTask {
   // ---------------------------------------------------------------------------- steps of keys
 
   // The next step of this chunk with a key that some row may see; no keys: none is left. Steps are cut
-  // at multiples of tiles.keys from key 0; the start of one is trimmed to a multiple of 16, so that a
+  // at multiples of step_keys_ from key 0; the start of one is trimmed to a multiple of 16, so that a
   // key keeps its lane.
   Step next_step() {
-    const int64_t size = job_.tiles.keys;
+    const int64_t size = step_keys_;
     while (next_key_ < end_) {
       if (next_key_ >= seen_.prefix && next_key_ + size <= seen_.lo)
         next_key_ = seen_.lo / size * size;
@@ -576,7 +580,7 @@ class SplitTask {
       m[r] = s_.m[HWY_MIN(r, rows_ - 1)];
       l[r] = s_.l[HWY_MIN(r, rows_ - 1)];
     }
-    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
+    for (size_t first = 0; first < rows_; first += block_) {
       const size_t width = block_lanes(first);
       for (size_t r = 0; r < width; r += kGroup) {
         columns_to_rows(s_.o_t + first * dim_v_ + r, width, dim_v_, s_.lines, line_);
@@ -708,12 +712,14 @@ class SplitTask {
   tsri_mask_rule rule_;
   tsri_cpu_cut cut_;
   tsri_mask_row seen_;      // by the rows of this unit
+  int64_t step_keys_;
   int64_t next_key_, end_;  // of this chunk
   Step first_;
   Rows k_ = {nullptr, 0}, v_ = {nullptr, 0};  // of the step at hand
   int64_t chunk_, unit_ix_, unit_index_, row0_;
   size_t rows_, part_rows_;
-  size_t narrow_;  // rows of the narrow form, or 0
+  size_t narrow_;  // rows of the narrow form, or 0: query lanes
+  size_t block_;   // of these
 };
 
 void split(const tsri_cpu_split *job, int64_t task, int32_t worker) {
