@@ -149,7 +149,7 @@ HWY_INLINE void widen_halves(const void *const *rows, int64_t stride, size_t n, 
 }
   #endif
 
-static HWY_NOINLINE void widen_rows_any(tsr_dtype dtype, bool halves, const void *const *rows,
+static HWY_NOINLINE HWY_MAYBE_UNUSED void widen_rows_any(tsr_dtype dtype, bool halves, const void *const *rows,
                                         int64_t stride, size_t n, size_t dim, size_t padded,
                                         float *dst, size_t ld) {
   #if HWY_TARGET != HWY_SCALAR

@@ -9,6 +9,10 @@
 #include "kernels.h"
 #include "runner.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct tsri_cpu_split_plan {
   const tsr_resolved *problem;
   tsri_cpu_kernels kernels;
@@ -37,5 +41,9 @@ int tsri_cpu_split_preferred(const tsr_resolved *problem);
 
 tsr_status tsri_cpu_split_run(const tsri_cpu_split_plan *plan, const tsr_args *args,
                               tsr_reason *reason);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif /* TESSERA_CPU_DECODE_H_ */
