@@ -8,6 +8,7 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,24 +95,55 @@ static double measure_flops(fma_fn fma, int threads) {
   return best_of(rate);
 }
 
-// Sum of a block as 64-bit integers in eight chains: loads, not additions, are the limit.
-static uint64_t sum_block(const uint64_t *data, int64_t count) {
-  uint64_t s[8] = {0};
-  for (int64_t i = 0; i < count; i += 8) {
-    for (int k = 0; k < 8; ++k) s[k] += data[i + k];
+typedef uint64_t (*sum_fn)(const uint64_t *data, int64_t count);
+
+// Sum of a block in eight chains: loads, not additions, are the limit. Vectors as wide as the machine
+// has, so that few instructions keep many cache lines under way.
+#define DEFINE_SUM(name, bytes, attribute)                                                \
+  attribute static uint64_t name(const uint64_t *data, int64_t count) {                   \
+    typedef uint64_t vec __attribute__((vector_size(bytes)));                             \
+    enum { kWords = (bytes) / 8 };                                                        \
+    vec s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;          \
+    for (int64_t i = 0; i + 8 * kWords <= count; i += 8 * kWords) {                       \
+      const vec *v = (const vec *)(data + i);                                             \
+      s0 += v[0], s1 += v[1], s2 += v[2], s3 += v[3];                                     \
+      s4 += v[4], s5 += v[5], s6 += v[6], s7 += v[7];                                     \
+    }                                                                                     \
+    s0 += s1 + s2 + s3 + s4 + s5 + s6 + s7;                                               \
+    uint64_t sum = 0;                                                                     \
+    for (int k = 0; k < kWords; ++k) sum += s0[k];                                        \
+    return sum;                                                                           \
   }
-  return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+
+#if defined(__x86_64__)
+DEFINE_SUM(sum_512, 64, __attribute__((target("avx512f"))))
+DEFINE_SUM(sum_256, 32, __attribute__((target("avx2"))))
+#endif
+DEFINE_SUM(sum_128, 16, )
+
+static sum_fn pick_sum(void) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return sum_512;
+  if (__builtin_cpu_supports("avx2")) return sum_256;
+#endif
+  return sum_128;
 }
 
-// Reads an array far larger than any cache, or an eighth of memory if that is less.
+// Reads an array far larger than any cache, or an eighth of memory if that is less, in large pages
+// where the system gives them.
 static double measure_read(int threads, int64_t *bytes) {
-  int64_t size = (int64_t)1 << 29;
+  const int64_t huge = (int64_t)1 << 21;
+  int64_t size = (int64_t)1 << 30;
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
   *bytes = size;
-  uint64_t *data = aligned_alloc(4096, (size_t)size);
+  uint64_t *data = aligned_alloc((size_t)huge, (size_t)((size + huge - 1) / huge * huge));
   if (data == NULL) return 0;
-  int64_t chunk = size / 8 / threads / 8 * 8;
+#ifdef MADV_HUGEPAGE
+  madvise(data, (size_t)size, MADV_HUGEPAGE);
+#endif
+  int64_t chunk = size / 8 / threads / 512 * 512;
+  sum_fn sum = pick_sum();
 #pragma omp parallel num_threads(threads)
   memset(data + chunk * omp_get_thread_num(), 1, (size_t)chunk * 8);
   double rate[kSamples];
@@ -119,7 +151,7 @@ static double measure_read(int threads, int64_t *bytes) {
   for (int s = 0; s < kSamples; ++s) {
     double begin = bench_now();
 #pragma omp parallel num_threads(threads) reduction(+ : total)
-    total += sum_block(data + chunk * omp_get_thread_num(), chunk);
+    total += sum(data + chunk * omp_get_thread_num(), chunk);
     rate[s] = (double)chunk * 8 * threads / (bench_now() - begin);
   }
   volatile uint64_t sink = total;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense tensors of a benchmark (see tensors.h).
+#define _GNU_SOURCE
 #include "tensors.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "accuracy.h"
 
@@ -33,8 +35,14 @@ bool bench_tensor_create(bench_tensor *tensor, tsr_dtype dtype, tsr_order order,
     return false;
   }
   tensor->stride[0] = h * s * d;
-  tensor->data = aligned_alloc(4096, (size_t)(bytes + 4096) / 4096 * 4096);
+  // Large tensors lie in large pages, as the probe's array does, where the system gives them.
+  size_t page = bytes > (int64_t)1 << 22 ? (size_t)1 << 21 : 4096;
+  size_t room = ((size_t)bytes + page) / page * page;
+  tensor->data = aligned_alloc(page, room);
   if (tensor->data == NULL) return false;
+#ifdef MADV_HUGEPAGE
+  if (page > 4096) madvise(tensor->data, room, MADV_HUGEPAGE);
+#endif
   memset(tensor->data, 0, (size_t)bytes);
   return true;
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the
-// way from the dispatcher to forward.c, backward.c, merge and keep-mask kernels. Kernel choice
+// way from the dispatcher to forward.c, decode.c, backward.c, merge and keep-mask kernels. Kernel choice
 // inside the backend is one row of kernels.def per element type; the instruction set is the
 // context's, chosen at probe.
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "amx.h"
 #include "backward.h"
+#include "decode.h"
 #include "device.h"
 #include "forward.h"
 #include "kernels.h"
@@ -23,24 +25,39 @@ typedef struct cpu_state {
   const char *no_amx; /* why AMX tiles cannot be used, or NULL */
 } cpu_state;
 
+typedef enum cpu_family { CPU_FORWARD, CPU_SPLIT, CPU_BACKWARD } cpu_family;
+
 typedef struct cpu_kernel {
   tsr_kernel_info info;
-  tsr_dtype dtype;
+  cpu_family family;
+  tsr_dtype dtype;    /* of Q, and of K and V unless */
+  int eight;          /*   these have 8 bits */
   int amx;            /* 1: on AMX tiles */
   int64_t rows, keys; /* largest tile */
 } cpu_kernel;
 
-/* Pass of a row's operation. */
+/* Pass and family of a row's operation. */
 enum { cpu_pass_fwd = TSR_PASS_FORWARD, cpu_pass_bwd = TSR_PASS_BACKWARD };
+enum { cpu_family_fwd = CPU_FORWARD, cpu_family_bwd = CPU_BACKWARD };
 /* Unit of a row. */
 enum { cpu_unit_cpu = 0, cpu_unit_amx = 1 };
 
 static const cpu_kernel cpu_kernels[] = {
 #define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k)                            \
   {{#op "_" #type "_" #tier "_" #mask "__" #unit "_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
+   (cpu_family)cpu_family_##op,                                                           \
    TSR_DTYPE_##TYPE,                                                                      \
+   0,                                                                                     \
    cpu_unit_##unit,                                                                       \
    q,                                                                                     \
+   k},
+#define TSRI_CPU_SPLIT(type, TYPE, cache, eight, q, k)                            \
+  {{"fwd_" #type #cache "_any_edge__cpu_split_" #q "x" #k, TSR_PASS_FORWARD},     \
+   CPU_SPLIT,                                                                     \
+   TSR_DTYPE_##TYPE,                                                              \
+   eight,                                                                         \
+   cpu_unit_cpu,                                                                  \
+   q,                                                                             \
    k},
 #include "kernels.def"
 #undef TSRI_CPU_KERNEL
@@ -56,10 +73,11 @@ enum { cpu_kernel_count = sizeof cpu_kernels / sizeof cpu_kernels[0] };
    TSR_FEATURE_DBIAS | TSR_FEATURE_DSINK | TSR_FEATURE_ACCUMULATE | TSR_FEATURE_DETERMINISTIC | \
    TSR_FEATURE_BATCH_INVARIANT | TSR_FEATURE_STRIDED_LAST)
 
-/* A plan of either pass. */
+/* A plan of any family. */
 typedef struct cpu_plan {
-  tsr_pass pass;
+  cpu_family family;
   tsri_cpu_plan forward; /* or */
+  tsri_cpu_split_plan split; /* or */
   tsri_cpu_backward_plan backward;
 } cpu_plan;
 
@@ -149,35 +167,91 @@ static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_reso
   const cpu_kernel *k = &cpu_kernels[kernel];
   cpu_plan plan;
   memset(&plan, 0, sizeof plan);
-  plan.pass = k->info.pass;
-  if (plan.pass == TSR_PASS_FORWARD)
-    plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
-                                         k->amx, k->rows, k->keys);
-  else
-    plan.backward = tsri_cpu_backward_plan_of(problem, &state->kernels, &state->runner,
-                                              &state->device, k->amx, k->keys);
+  plan.family = k->family;
+  switch (k->family) {
+    case CPU_FORWARD:
+      plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner,
+                                           &state->device, k->amx, k->rows, k->keys);
+      break;
+    case CPU_SPLIT:
+      plan.split = tsri_cpu_split_plan_of(problem, &state->kernels, &state->runner, &state->device,
+                                          k->rows, k->keys);
+      break;
+    case CPU_BACKWARD:
+      plan.backward = tsri_cpu_backward_plan_of(problem, &state->kernels, &state->runner,
+                                                &state->device, k->amx, k->keys);
+  }
   return plan;
+}
+
+static int64_t plan_workspace(const cpu_plan *plan) {
+  if (plan->family == CPU_BACKWARD) return tsri_cpu_backward_workspace(&plan->backward);
+  if (plan->family == CPU_SPLIT) return tsri_cpu_split_workspace(&plan->split);
+  return tsri_cpu_forward_workspace(&plan->forward);
+}
+
+static void plan_estimate(const cpu_state *state, const cpu_plan *plan, tsr_estimate *estimate) {
+  if (plan->family == CPU_BACKWARD)
+    tsri_cpu_backward_estimate(&plan->backward, &state->device, estimate);
+  else if (plan->family == CPU_SPLIT)
+    tsri_cpu_split_estimate(&plan->split, &state->device, estimate);
+  else
+    tsri_cpu_forward_estimate(&plan->forward, &state->device, estimate);
+}
+
+/* Split and other kernels differ in their last bits. Which one a problem takes that asks for equal bits
+ * may follow neither from threads nor, with batch_invariant, from the batch: the split kernel's time
+ * is then set below or above the best of the others. */
+static void settle(const cpu_state *state, int32_t kernel, const tsr_resolved *problem,
+                   tsr_estimate *estimate) {
+  const cpu_kernel *k = &cpu_kernels[kernel];
+  double best = INFINITY;
+  int32_t other;
+  if (problem->p.determinism == TSR_DETERMINISM_DEFAULT || k->family != CPU_SPLIT || k->eight)
+    return;
+  for (other = 0; other < cpu_kernel_count; ++other) {
+    const cpu_kernel *o = &cpu_kernels[other];
+    tsr_estimate rival;
+    cpu_plan plan;
+    if (o->dtype != k->dtype || o->family != CPU_FORWARD || (o->amx && state->no_amx)) continue;
+    plan = make_plan(state, other, problem);
+    plan_estimate(state, &plan, &rival);
+    best = fmin(best, rival.seconds);
+  }
+  estimate->seconds = tsri_cpu_split_preferred(problem) ? fmin(estimate->seconds, best * 0.99)
+                                                        : fmax(estimate->seconds, best * 1.01);
+}
+
+static int is_eight(tsr_dtype dtype) {
+  return dtype == TSR_DTYPE_I8 || dtype == TSR_DTYPE_F8_E4M3 || dtype == TSR_DTYPE_F8_E5M2;
+}
+
+/* Whether the element types are a kernel's. */
+static int takes_dtypes(const cpu_kernel *k, const tsr_problem *p, tsr_reason *reason) {
+  const int fits = k->eight ? is_eight(p->k.dtype) && p->k.dtype == p->v.dtype
+                            : p->k.dtype == k->dtype && p->v.dtype == k->dtype;
+  if (p->q.dtype != k->dtype || !fits) {
+    snprintf(reason->text, sizeof reason->text, "q, k, v are %s, %s, %s; this kernel takes %s%s",
+             dtype_name(p->q.dtype), dtype_name(p->k.dtype), dtype_name(p->v.dtype),
+             dtype_name(k->dtype), k->eight ? ", with k and v int8 or float8" : "");
+    return 0;
+  }
+  if (p->o.dtype != k->dtype && p->o.dtype != TSR_DTYPE_F32) {
+    snprintf(reason->text, sizeof reason->text, "o is %s; this kernel writes %s or float32",
+             dtype_name(p->o.dtype), dtype_name(k->dtype));
+    return 0;
+  }
+  return 1;
 }
 
 static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved *problem,
                                tsr_estimate *estimate, tsr_reason *reason) {
   const cpu_state *state = (const cpu_state *)opaque;
-  const tsr_problem *p = &problem->p;
-  const tsr_dtype dtype = cpu_kernels[kernel].dtype;
-  const uint32_t unknown = problem->features & ~(uint32_t)CPU_FEATURES;
+  const cpu_kernel *k = &cpu_kernels[kernel];
+  const uint32_t known = (uint32_t)CPU_FEATURES | (k->eight ? (uint32_t)TSR_FEATURE_SCALES : 0);
+  const uint32_t unknown = problem->features & ~known;
   cpu_plan plan;
-  int64_t workspace;
-  if (p->q.dtype != dtype || p->k.dtype != dtype || p->v.dtype != dtype) {
-    snprintf(reason->text, sizeof reason->text, "q, k, v are %s, %s, %s; this kernel takes %s",
-             dtype_name(p->q.dtype), dtype_name(p->k.dtype), dtype_name(p->v.dtype),
-             dtype_name(dtype));
-    return TSR_STATUS_NOT_SUPPORTED;
-  }
-  if (p->o.dtype != dtype && p->o.dtype != TSR_DTYPE_F32) {
-    snprintf(reason->text, sizeof reason->text, "o is %s; this kernel writes %s or float32",
-             dtype_name(p->o.dtype), dtype_name(dtype));
-    return TSR_STATUS_NOT_SUPPORTED;
-  }
+  if (!takes_dtypes(k, &problem->p, reason)) return TSR_STATUS_NOT_SUPPORTED;
   if (unknown) {
     snprintf(reason->text, sizeof reason->text, "the problem uses %s (feature bits 0x%x)",
              unknown & TSR_FEATURE_SCALES ? "scales of 8-bit tensors"
@@ -185,26 +259,22 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
              (unsigned)unknown);
     return TSR_STATUS_NOT_SUPPORTED;
   }
-  if (cpu_kernels[kernel].amx && state->no_amx) {
+  if (k->amx && state->no_amx) {
     snprintf(reason->text, sizeof reason->text, "%s", state->no_amx);
     return TSR_STATUS_NOT_SUPPORTED;
   }
-  if (cpu_kernels[kernel].amx && p->dout.dtype != TSR_DTYPE_NONE && p->dout.dtype != dtype) {
+  if (k->amx && problem->p.dout.dtype != TSR_DTYPE_NONE && problem->p.dout.dtype != k->dtype) {
     snprintf(reason->text, sizeof reason->text, "dout is %s; this kernel takes %s",
-             dtype_name(p->dout.dtype), dtype_name(dtype));
+             dtype_name(problem->p.dout.dtype), dtype_name(k->dtype));
     return TSR_STATUS_NOT_SUPPORTED;
   }
   plan = make_plan(state, kernel, problem);
-  workspace = plan.pass == TSR_PASS_FORWARD ? tsri_cpu_forward_workspace(&plan.forward)
-                                            : tsri_cpu_backward_workspace(&plan.backward);
-  if (workspace == INT64_MAX) {
+  if (plan_workspace(&plan) == INT64_MAX) {
     snprintf(reason->text, sizeof reason->text, "needs more workspace than can be addressed");
     return TSR_STATUS_NOT_SUPPORTED;
   }
-  if (plan.pass == TSR_PASS_FORWARD)
-    tsri_cpu_forward_estimate(&plan.forward, &state->device, estimate);
-  else
-    tsri_cpu_backward_estimate(&plan.backward, &state->device, estimate);
+  plan_estimate(state, &plan, estimate);
+  settle(state, kernel, problem, estimate);
   return TSR_STATUS_SUCCESS;
 }
 
@@ -229,7 +299,8 @@ static void cpu_plan_destroy(void *opaque, void *plan) {
 static tsr_status cpu_run(void *state, void *opaque, const tsr_args *args, tsr_reason *reason) {
   const cpu_plan *plan = (const cpu_plan *)opaque;
   (void)state;
-  if (plan->pass == TSR_PASS_BACKWARD) return tsri_cpu_backward_run(&plan->backward, args, reason);
+  if (plan->family == CPU_BACKWARD) return tsri_cpu_backward_run(&plan->backward, args, reason);
+  if (plan->family == CPU_SPLIT) return tsri_cpu_split_run(&plan->split, args, reason);
   return tsri_cpu_forward_run(&plan->forward, args, reason);
 }
 

@@ -164,15 +164,30 @@ static void clear_rows(const tsr_problem *p, const tsr_args *args, int64_t b, in
   }
 }
 
+typedef struct clear_job {
+  const tsr_problem *problem;
+  const tsr_args *args;
+} clear_job;
+
 /* Index (b, h). */
 static void clear_task(void *arg, int64_t index, int32_t worker) {
-  const tsri_cpu_forward *job = (const tsri_cpu_forward *)arg;
-  const tsr_problem *p = &job->problem->p;
+  const clear_job *job = (const clear_job *)arg;
+  const tsr_problem *p = job->problem;
   const int64_t b = index / p->heads_q, h = index % p->heads_q;
   const tsri_span q = tsri_sequence_of(p, job->args, b).q;
   (void)worker;
   clear_rows(p, job->args, b, h, q.slot_begin, q.begin);
   clear_rows(p, job->args, b, h, q.begin + q.len, q.slot_begin + q.slot_len);
+}
+
+int tsri_cpu_clear_unused(const tsri_cpu_runner *runner, const tsr_resolved *problem,
+                          const tsr_args *args) {
+  const tsr_problem *p = &problem->p;
+  clear_job job;
+  if (!(p->arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q))) return 0;
+  job.problem = p;
+  job.args = args;
+  return tsri_cpu_run(runner, clear_task, &job, p->batch * p->heads_q);
 }
 
 /* Tasks of a sequence with sq queries. */
@@ -212,8 +227,7 @@ tsr_status tsri_cpu_forward_run(const tsri_cpu_plan *plan, const tsr_args *args,
   job.forward.scratch =
       (unsigned char *)tsri_workspace_take(&ws, plan->runner.threads, job.forward.scratch_bytes);
   if (tsri_cpu_run(&plan->runner, forward_task, &job, tasks) != 0 ||
-      (p->arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q) &&
-       tsri_cpu_run(&plan->runner, clear_task, &job.forward, p->batch * p->heads_q) != 0)) {
+      tsri_cpu_clear_unused(&plan->runner, plan->problem, args) != 0) {
     snprintf(reason->text, sizeof reason->text,
              "the runner of the context could not run the tasks");
     return TSR_STATUS_INTERNAL;

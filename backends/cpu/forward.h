@@ -25,6 +25,11 @@ tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_
 /* Allowed keys of an average row of the largest sequence, from up to 64 rows. */
 double tsri_cpu_mean_keys(const tsr_problem *p);
 
+/* Clears the rows of O, LSE and the maxima that lie in a slot but belong to no query. Returns 0, or
+ * the runner's failure. */
+int tsri_cpu_clear_unused(const tsri_cpu_runner *runner, const tsr_resolved *problem,
+                          const tsr_args *args);
+
 /* Workspace of one run in bytes; INT64_MAX if it cannot be. */
 int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan);
 

@@ -135,6 +135,9 @@ typedef struct tsri_cpu_keep {
 /* One run of backward, shared by its workers: backward_job.h. */
 typedef struct tsri_cpu_backward tsri_cpu_backward;
 
+/* One run of the split kernel, shared by its workers: decode_job.h. */
+typedef struct tsri_cpu_split tsri_cpu_split;
+
 /* Functions of one instruction set. */
 typedef struct tsri_cpu_kernels {
   const char *target; /* Highway's name of it: "AVX3"; static */
@@ -144,6 +147,8 @@ typedef struct tsri_cpu_kernels {
   void (*forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
   /* The same on AMX tiles, for tiles.amx; NULL on instruction sets that have none. */
   void (*amx_forward)(const tsri_cpu_forward *job, int64_t task, int32_t worker);
+  /* One chunk of keys of a tile of rows; the last one of a tile merges them. */
+  void (*split)(const tsri_cpu_split *job, int64_t task, int32_t worker);
   /* Backward: D of the rows of a row task; dK, dV, dBias and partial dQ of a key task; dQ of a row
    * task. */
   void (*backward_rows)(const tsri_cpu_backward *job, int64_t task, int32_t worker);
@@ -171,6 +176,7 @@ void tsri_cpu_forward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_backward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_amx_forward_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_amx_backward_install(int64_t target, tsri_cpu_kernels *kernels);
+void tsri_cpu_split_install(int64_t target, tsri_cpu_kernels *kernels);
 void tsri_cpu_merge_install(int64_t target, tsri_cpu_kernels *kernels);
 
 #ifdef __cplusplus

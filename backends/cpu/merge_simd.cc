@@ -117,6 +117,7 @@ int tsri_cpu_kernels_at(int32_t index, tsri_cpu_kernels *kernels) {
   tsri_cpu_backward_install(target, kernels);
   tsri_cpu_amx_forward_install(target, kernels);
   tsri_cpu_amx_backward_install(target, kernels);
+  tsri_cpu_split_install(target, kernels);
   tsri_cpu_merge_install(target, kernels);
   return 1;
 }

@@ -128,6 +128,15 @@ static void draw_lengths(dice *d, fuzz_row *f) {
   if (c->page_size && !c->left_k && chance(d, 30)) c->share = roll(d, 0, c->seq_k);
 }
 
+/* An 8-bit cache; scales that rows share ask for rows at the same place in every layout. */
+static void draw_cache(dice *d, fuzz_row *f) {
+  tsr_case *c = &f->row;
+  if (!chance(d, 12)) return;
+  c->cache = (tsr_dtype)PICK(d, TSR_DTYPE_I8, TSR_DTYPE_I8, TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2);
+  c->scale_rows = c->packed_k || c->left_k ? 1 : PICK(d, 1, 1, 0, 4, 16);
+  c->forward_only = true;
+}
+
 static void draw_layouts(dice *d, fuzz_row *f) {
   static const int64_t plain[] = {TSR_PATTERN_BHSD,       TSR_PATTERN_BSHD,
                                   TSR_PATTERN_BHSD_GAPS,  TSR_PATTERN_BSHD_GAPS,
@@ -233,6 +242,7 @@ void fuzz_row_make(fuzz_row *f, uint64_t seed) {
   if (chance(&d, 15)) c->accumulate = (uint32_t)roll(&d, 1, 31);
   c->determinism = (tsr_determinism)PICK(&d, 0, 0, 0, 1, 2);
   if (!tsr_inputs_grads(c)) c->forward_only = true;
+  draw_cache(&d, f);
 }
 
 void fuzz_row_copy(fuzz_row *to, const fuzz_row *from) {
@@ -273,7 +283,7 @@ static const field fields[] = {
     FIELD(drop_seed, INTEGER),   FIELD(drop_offset, INTEGER), FIELD(mask, INTEGER),
     FIELD(mask_bits, INTEGER),   FIELD(mask_over, INTEGER),   FIELD(block_q, INTEGER),
     FIELD(block_k, INTEGER),     FIELD(block_over, INTEGER),  FIELD(special, INTEGER),
-    FIELD(prefix, INTEGER),      FIELD(prefixes, ARRAY),      FIELD(window, INTEGER),
+    FIELD(cache, INTEGER),       FIELD(scale_rows, INTEGER),  FIELD(prefix, INTEGER),      FIELD(prefixes, ARRAY),      FIELD(window, INTEGER),
     FIELD(left, INTEGER),        FIELD(right, INTEGER),       FIELD(causal, INTEGER),
     FIELD(diagonals, ARRAY),     FIELD(diagonal, INTEGER),    FIELD(dist, INTEGER),
     FIELD(offset_logit, REAL),   FIELD(amplitude, REAL),      FIELD(forward_only, INTEGER),

@@ -72,8 +72,13 @@ static int repeat_all(uint32_t passes) {
       tsr_case prefill = base_row("prefill", 2, 130, 200);
       tsr_case decode = base_row("decode", 2, 1, 3000);
       tsr_case packed = base_row("packed", 3, 90, 150);
+      tsr_case longer = base_row("long decode", 1, 3, 9000);
+      tsr_case cached = base_row("int8 decode", 2, 1, 2100);
       prefill.determinism = decode.determinism = packed.determinism =
-          TSR_DETERMINISM_DETERMINISTIC;
+          longer.determinism = cached.determinism = TSR_DETERMINISM_DETERMINISTIC;
+      longer.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+      longer.forward_only = cached.forward_only = true;
+      cached.cache = TSR_DTYPE_I8, cached.scale_rows = 1;
       prefill.causal = TSR_CAUSAL_BOTTOM_RIGHT;
       prefill.bias = TSR_BIAS_NORMAL;
       prefill.bias_over = TSR_OVER_B;
@@ -84,6 +89,10 @@ static int repeat_all(uint32_t passes) {
       packed.dropout = 0.3f;
       failures += repeat_runs(names[i], &prefill, dtypes[d], passes);
       failures += repeat_runs(names[i], &decode, dtypes[d], passes);
+      if (passes == TSR_PASS_FORWARD) {
+        failures += repeat_runs(names[i], &longer, dtypes[d], passes);
+        failures += repeat_runs(names[i], &cached, dtypes[d], passes);
+      }
       failures += repeat_runs(names[i], &packed, dtypes[d], passes);
       /* Keys of more than one chunk, and a band that most of them are outside of. */
       tsr_case chunks = base_row("chunks", 1, 70, 1300);
@@ -156,6 +165,7 @@ Test(determinism, row_independent_of_batch) {
   for (i = 0; i < count; ++i)
     for (d = 0; d < 3; ++d) {
       failures += one_of_batch(names[i], 9, 1, 2500, dtypes[d]);
+      failures += one_of_batch(names[i], 3, 5, 1100, dtypes[d]);
       failures += one_of_batch(names[i], 5, 33, 400, dtypes[d]);
       failures += one_of_batch(names[i], 3, 200, 200, dtypes[d]);
     }

@@ -28,6 +28,9 @@ void kernel_test_lanes(int64_t target);
 // Pieces of backward, on one of Highway's targets.
 void kernel_test_gradients(int64_t target);
 
+// Pieces of the split kernel, on one of Highway's targets.
+void kernel_test_decode(int64_t target);
+
 // Tasks of every row of kernels.def, on the index-th instruction set.
 void kernel_test_tasks(int32_t index);
 

@@ -401,6 +401,7 @@ int main() {
     kernel_test_lanes(target);
     TSRI_CPU_FUNCTION(tessera, run_all, target)();
     kernel_test_gradients(target);
+    kernel_test_decode(target);
     kernel_test_tasks(index);
     printf("%-8s %lld checks\n", kernel_test_target, (long long)(kernel_test_checks - before));
   }

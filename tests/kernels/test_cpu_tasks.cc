@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole tasks of the forward kernel through backends/cpu/kernels.h, on one instruction set at a
-// time: each row of kernels.def against a plain double loop, and to the bit against itself with
+// Whole tasks of the forward and split kernels through backends/cpu/kernels.h, on one instruction
+// set at a time: each row of kernels.def against a plain double loop, and to the bit against itself with
 // other tiles of rows, in a larger batch, with packed rows, and with a window that equals the
 // causal mask. Buffers end at an unreadable page, and what must not be read is NaN.
 #include <math.h>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backends/cpu/amx.h"
+#include "backends/cpu/decode.h"
 #include "backends/cpu/kernels.h"
 #include "common/dtype.h"
 #include "tests/kernels/kernel_test.h"
@@ -50,15 +51,25 @@ struct Shape {
   int64_t first_q;  // queries and keys are numbered from here in the random stream: a part of a
                     // larger problem has the numbers of the larger one
   int64_t amx = 0;  // on AMX tiles
+  tsr_dtype cache = TSR_DTYPE_NONE;  // of K and V, with a scale per row; NONE: dtype
 };
 
 struct Result {
   std::vector<float> o, lse;  // [B, Hq, Sq, Dv], [B, Hq, Sq]
 };
 
+// Scale of a row of K or V: a power of two, so that products with it are exact.
+float scale_of(int64_t row) {
+  return ldexpf(1.0f, static_cast<int>(-5 - row % 3));
+}
+
 float element(const Shape &s, uint64_t stream, int64_t b, int64_t h, int64_t row, int64_t x) {
   const uint64_t index = ((static_cast<uint64_t>(b) * 64 + h) * 4096 + row) * 1024 + x;
   const float value = kernel_uniform(stream, index, -2.0f, 2.0f);
+  if (s.cache != TSR_DTYPE_NONE && stream > 20) {
+    const float unit = scale_of(row);
+    return unit * rintf(fminf(fmaxf(value / unit, -127.0f), 127.0f));
+  }
   if (s.dtype == TSR_DTYPE_F16) return tsri_f16_to_float(tsri_float_to_f16(value));
   if (s.dtype == TSR_DTYPE_BF16) return tsri_bf16_to_float(tsri_float_to_bf16(value));
   return value;
@@ -84,6 +95,20 @@ void set_layout(tsr_layout *layout, tsr_dtype dtype, int64_t heads, int64_t rows
   layout->stride[2] = pitch;
   layout->stride[1] = rows * pitch;
   layout->stride[0] = heads * rows * pitch;
+}
+
+// K or V as bytes with scales: no gaps, the last byte before an unreadable page.
+void fill_bytes(const Shape &s, uint64_t stream, int64_t rows, int64_t dim, int8_t *data,
+                float *scale) {
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t h = 0; h < s.heads_kv; ++h)
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (b * s.heads_kv + h) * rows + r;
+        scale[at] = scale_of(r);
+        for (int64_t x = 0; x < dim; ++x)
+          data[at * dim + x] =
+              static_cast<int8_t>(element(s, stream, b, h, r, x) / scale_of(r));
+      }
 }
 
 // Runs all tasks on one thread with tiles of `blocks` blocks of rows and `keys` keys.
@@ -138,6 +163,71 @@ Result run(const tsri_cpu_kernels &kernels, const Shape &s, int64_t blocks, int6
   for (int64_t task = 0; task < s.batch * job.tasks_each; ++task)
     (s.amx ? kernels.amx_forward : kernels.forward)(&job, task, 0);
   free(scratch);
+  return result;
+}
+
+// The whole problem through the split kernel on one thread, with tiles of `blocks` blocks of rows.
+Result run_split(const tsri_cpu_kernels &kernels, const Shape &s, int64_t blocks) {
+  const bool bytes = s.cache != TSR_DTYPE_NONE;
+  const int64_t size = tsri_dtype_bytes(s.dtype), size_kv = bytes ? 1 : size;
+  const int64_t gap_kv = bytes ? 0 : 3;
+  const int64_t rows_kv = s.batch * s.heads_kv * s.sk;
+  tsr_resolved resolved;
+  tsr_args args = TSR_ARGS_INIT;
+  tsr_reason reason;
+  memset(&resolved, 0, sizeof resolved);
+  tsr_problem &p = resolved.p;
+  p.struct_size = sizeof p;
+  p.batch = s.batch, p.heads_q = s.heads_q, p.heads_kv = s.heads_kv;
+  p.seq_q = s.sq, p.seq_k = s.sk, p.dim_qk = s.dim_qk, p.dim_v = s.dim_v;
+  p.scale = 0.3f;
+  p.index_dtype = TSR_DTYPE_I32;
+  p.window.kind = s.window, p.window.left = s.left, p.window.right = s.right, p.prefix = s.prefix;
+  resolved.group = static_cast<int32_t>(s.heads_q / s.heads_kv);
+  set_layout(&p.q, s.dtype, s.heads_q, s.sq, s.dim_qk + 3);
+  set_layout(&p.k, bytes ? s.cache : s.dtype, s.heads_kv, s.sk, s.dim_qk + gap_kv);
+  set_layout(&p.v, bytes ? s.cache : s.dtype, s.heads_kv, s.sk, s.dim_v + gap_kv);
+  set_layout(&p.o, TSR_DTYPE_F32, s.heads_q, s.sq, s.dim_v);
+  set_layout(&p.lse, TSR_DTYPE_F32, s.heads_q, s.sq, 1);
+  Guarded q((s.batch * s.heads_q * s.sq * (s.dim_qk + 3) - 3) * size);
+  Guarded k((rows_kv * (s.dim_qk + gap_kv) - gap_kv) * size_kv);
+  Guarded v((rows_kv * (s.dim_v + gap_kv) - gap_kv) * size_kv);
+  Guarded k_scale(rows_kv * sizeof(float)), v_scale(rows_kv * sizeof(float));
+  fill(s, 20, s.heads_q, s.sq, s.first_q, s.dim_qk, 3, p.q.stride, q.data());
+  if (bytes) {
+    set_layout(&p.k_scale, TSR_DTYPE_F32, s.heads_kv, s.sk, 1);
+    set_layout(&p.v_scale, TSR_DTYPE_F32, s.heads_kv, s.sk, 1);
+    p.scale_rows_k = 1;
+    args.k_scale = static_cast<float *>(k_scale.data());
+    args.v_scale = static_cast<float *>(v_scale.data());
+    fill_bytes(s, 21, s.sk, s.dim_qk, static_cast<int8_t *>(k.data()),
+               static_cast<float *>(k_scale.data()));
+    fill_bytes(s, 22, s.sk, s.dim_v, static_cast<int8_t *>(v.data()),
+               static_cast<float *>(v_scale.data()));
+  } else {
+    fill(s, 21, s.heads_kv, s.sk, 0, s.dim_qk, 3, p.k.stride, k.data());
+    fill(s, 22, s.heads_kv, s.sk, 0, s.dim_v, 3, p.v.stride, v.data());
+  }
+  Result result;
+  result.o.assign(static_cast<size_t>(s.batch * s.heads_q * s.sq * s.dim_v), NAN);
+  result.lse.assign(static_cast<size_t>(s.batch * s.heads_q * s.sq), NAN);
+  args.q = q.data(), args.k = k.data(), args.v = v.data();
+  args.o = result.o.data(), args.lse = result.lse.data();
+
+  tsri_cpu_device device;
+  memset(&device, 0, sizeof device);
+  device.l1_bytes = 32768, device.l2_bytes = 1 << 20;
+  const tsri_cpu_runner runner = {nullptr, 1};
+  tsri_cpu_split_plan plan =
+      tsri_cpu_split_plan_of(&resolved, &kernels, &runner, &device, 192, 64);
+  plan.tiles.rows = 3 * kernels.lanes * blocks;
+  const size_t room = static_cast<size_t>(tsri_cpu_split_workspace(&plan));
+  void *workspace = nullptr;
+  if (posix_memalign(&workspace, 64, room)) abort();
+  memset(workspace, 0xff, room);  // NaN
+  args.workspace = workspace;
+  kernel_check(tsri_cpu_split_run(&plan, &args, &reason) == TSR_STATUS_SUCCESS, "split run");
+  free(workspace);
   return result;
 }
 
@@ -235,6 +325,46 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
   }
 }
 
+void test_split(const tsri_cpu_kernels &kernels, tsr_dtype dtype, bool bytes) {
+  const tsr_window_kind none = TSR_WINDOW_NONE, corner = TSR_WINDOW_BOTTOM_RIGHT;
+  const int64_t far = TSR_UNBOUNDED;
+  const tsr_dtype cache = bytes ? TSR_DTYPE_I8 : TSR_DTYPE_NONE;
+  const Shape shapes[] = {
+      {1, 1, 1, 1, 1, 1, 1, dtype, none, 0, 0, 0, 0, 0, cache},
+      {1, 1, 1, 1, 1100, 64, 64, dtype, none, 0, 0, 0, 0, 0, cache},  // three chunks
+      {2, 2, 1, 1, 530, 20, 9, dtype, none, 0, 0, 0, 0, 0, cache},
+      {1, 3, 1, 1, 515, 96, 32, dtype, none, 0, 0, 0, 0, 0, cache},
+      {1, 8, 1, 1, 600, 128, 48, dtype, corner, far, 0, 0, 0, 0, cache},
+      {1, 6, 2, 2, 700, 33, 40, dtype, corner, 100, 3, 21, 0, 0, cache},
+      {1, 4, 1, 15, 540, 16, 16, dtype, corner, far, 0, 0, 0, 0, cache},
+      {1, 2, 2, 110, 700, 8, 8, dtype, corner, far, 0, 0, 0, 0, cache},
+      {1, 1, 1, 9, 4, 130, 12, dtype, corner, far, 0, 0, 0, 0, cache},  // rows without keys
+      {1, 1, 1, 1, 33, 300, 80, dtype, none, 0, 0, 0, 0, 0, cache},     // sums in parts
+  };
+  for (const Shape &s : shapes) {
+    char what[128];
+    snprintf(what, sizeof what, "split %s%s B%d H%d/%d S%d/%d D%d/%d",
+             tsri_dtype_describe(dtype).name, bytes ? " int8" : "", (int)s.batch, (int)s.heads_q,
+             (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk, (int)s.dim_v);
+    const Result one = run_split(kernels, s, 1);
+    check(s, one, what);
+    same(one, run_split(kernels, s, 4), what);  // other tiles of rows
+  }
+  // A sequence alone, and as the first of a batch.
+  Shape batch = {3, 4, 2, 1, 1030, 64, 32, dtype, corner, far, 0, 0, 0, 0, cache};
+  Shape alone = batch;
+  alone.batch = 1;
+  Result many = run_split(kernels, batch, 1);
+  const Result first = run_split(kernels, alone, 1);
+  many.o.resize(first.o.size());
+  many.lse.resize(first.lse.size());
+  same(many, first, "split, alone and in a batch");
+  // A window that hides nothing.
+  Shape window = alone;
+  window.left = 1029;
+  same(first, run_split(kernels, window, 1), "split, window as wide as the keys");
+}
+
 void test_bwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
   kernel_test_backward(kernels, dtype, amx);
 }
@@ -252,6 +382,8 @@ void kernel_test_tasks(int32_t index) {
   enum { unit_cpu = 0, unit_amx = 1 };
 #define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k) \
   test_##op(kernels, TSR_DTYPE_##TYPE, unit_##unit);
+#define TSRI_CPU_SPLIT(type, TYPE, cache, eight, q, k) \
+  test_split(kernels, TSR_DTYPE_##TYPE, eight != 0);
 #include "backends/cpu/kernels.def"
 #undef TSRI_CPU_KERNEL
 }

@@ -11,7 +11,7 @@
 #include "numeric.h"
 
 enum { STREAM_Q = 1, STREAM_K, STREAM_V, STREAM_BIAS, STREAM_MASK, STREAM_BLOCK, STREAM_ALIBI,
-       STREAM_SINK, STREAM_DOUT, STREAM_DLSE, STREAM_INITIAL };
+       STREAM_SINK, STREAM_DOUT, STREAM_DLSE, STREAM_INITIAL, STREAM_SCALE = 60 };
 
 bool tsr_dense_create(tsr_dense *dense, int64_t b, int64_t h, int64_t s, int64_t d) {
   int64_t count = b * h * s * d;
@@ -78,6 +78,33 @@ static void repeat(const tsr_case *row, tsr_dense *dense, int layout) {
         for (d = 0; d < dense->dim[3]; ++d)
           tsr_dense_row(dense, b, h, s)[d] = tsr_dense_row(dense, from_b, from_h, s)[d];
       }
+}
+
+/* Which scale of its head row s has, as setup.c shares them. */
+static int64_t scale_group(const tsr_case *row, int64_t s) {
+  int64_t page = row->page_size ? s / row->page_size : 0;
+  int64_t in = row->page_size ? s % row->page_size : s;
+  return page * 4096 + (row->scale_rows ? in / row->scale_rows : 0);
+}
+
+/* Values of K or V become multiples of their scales that the cache's type can hold. */
+static bool quantise(const tsr_case *row, tsr_dense *dense, tsr_dense *scale, uint64_t stream) {
+  double largest = tsr_test_largest(row->cache);
+  int64_t b, h, s, d;
+  if (!tsr_dense_create(scale, dense->dim[0], dense->dim[1], dense->dim[2], 1)) return false;
+  for (b = 0; b < dense->dim[0]; ++b)
+    for (h = 0; h < dense->dim[1]; ++h)
+      for (s = 0; s < dense->dim[2]; ++s) {
+        uint64_t n = (uint64_t)((b * dense->dim[1] + h) * 1048576 + scale_group(row, s));
+        int64_t exponent = tsr_test_integer(row->seed, stream, n, -3, 0);
+        double unit = ldexp(row->cache == TSR_DTYPE_I8 ? 0.125 : 2, (int)exponent);
+        double *x = tsr_dense_row(dense, b, h, s);
+        *tsr_dense_row(scale, b, h, s) = unit;
+        for (d = 0; d < dense->dim[3]; ++d)
+          x[d] = unit *
+                 tsr_test_round(row->cache, fmax(-largest, fmin(largest, x[d] / unit)));
+      }
+  return true;
 }
 
 static void inject(tsr_inputs *in) {
@@ -289,8 +316,15 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
       fill_first(&in->k, row->offset_logit * sqrt((double)row->dim_qk), dtype);
     }
     inject(in);
+    if (row->cache)
+      ok = quantise(row, &in->k, &in->k_scale, STREAM_SCALE) &&
+           quantise(row, &in->v, &in->v_scale, STREAM_SCALE + 1);
     repeat(row, &in->k, layout_k);
     repeat(row, &in->v, layout_v);
+    if (ok && row->cache) {
+      repeat(row, &in->k_scale, layout_k);
+      repeat(row, &in->v_scale, layout_v);
+    }
   }
   if (ok && row->bias) ok = fill_pairs(in, &in->bias, PAIR_BIAS, row->bias_over, 1, 1);
   if (ok && row->mask) ok = fill_pairs(in, &in->mask, PAIR_MASK, row->mask_over, 1, 1);
@@ -303,7 +337,7 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
 
 void tsr_inputs_destroy(tsr_inputs *in) {
   tsr_dense *all[] = {&in->q,     &in->k,    &in->v,    &in->bias, &in->mask, &in->block_mask,
-                      &in->alibi, &in->sink, &in->dout, &in->dlse};
+                      &in->alibi, &in->sink, &in->dout, &in->dlse, &in->k_scale, &in->v_scale};
   size_t i;
   for (i = 0; i < sizeof all / sizeof all[0]; ++i) tsr_dense_destroy(all[i]);
   for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_dense_destroy(&in->initial[i]);

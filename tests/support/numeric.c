@@ -78,6 +78,12 @@ double tsr_test_largest(tsr_dtype dtype) {
       return 65504.0;
     case TSR_DTYPE_BF16:
       return 0x1.fep127;
+    case TSR_DTYPE_F8_E4M3:
+      return 448.0;
+    case TSR_DTYPE_F8_E5M2:
+      return 57344.0;
+    case TSR_DTYPE_I8:
+      return 127.0;
     default:
       return DBL_MAX;
   }
@@ -91,6 +97,12 @@ double tsr_test_round(tsr_dtype dtype, double x) {
       return round_small(x, 10, -13, tsr_test_largest(dtype));
     case TSR_DTYPE_BF16:
       return round_small(x, 7, -125, tsr_test_largest(dtype));
+    case TSR_DTYPE_F8_E4M3:
+      return round_small(x, 3, -5, tsr_test_largest(dtype));
+    case TSR_DTYPE_F8_E5M2:
+      return round_small(x, 2, -13, tsr_test_largest(dtype));
+    case TSR_DTYPE_I8:
+      return rint(x);
     default:
       return x;
   }
@@ -124,6 +136,18 @@ static uint16_t store_f16(double x) {
   if (a < 0x1p-14) return (uint16_t)(sign | (uint16_t)(a * 0x1p24));
   fraction = frexp(a, &exponent) * 2 - 1;
   return (uint16_t)(sign | ((exponent + 14) << 10) | (int)(fraction * 1024.0));
+}
+
+/* The byte of a finite float8 value with m mantissa bits and this exponent bias, by search: exact. */
+static uint8_t store_f8(double x, int m, int bias) {
+  int code, limit = m == 3 ? 0x7f : 0x7c;
+  for (code = 0; code < limit; ++code) {
+    int exponent = code >> m;
+    double fraction = (double)(code & ((1 << m) - 1)) / (double)(1 << m);
+    double value = exponent ? ldexp(1.0 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
+    if (value == fabs(x)) break;
+  }
+  return (uint8_t)(code | (signbit(x) ? 0x80 : 0));
 }
 
 double tsr_test_load(tsr_dtype dtype, const void *data, int64_t index) {
@@ -168,6 +192,15 @@ void tsr_test_store(tsr_dtype dtype, void *data, int64_t index, double value) {
     case TSR_DTYPE_U8:
       ((uint8_t *)data)[index] = (uint8_t)value;
       break;
+    case TSR_DTYPE_I8:
+      ((int8_t *)data)[index] = (int8_t)value;
+      break;
+    case TSR_DTYPE_F8_E4M3:
+      ((uint8_t *)data)[index] = store_f8(tsr_test_round(dtype, value), 3, 7);
+      break;
+    case TSR_DTYPE_F8_E5M2:
+      ((uint8_t *)data)[index] = store_f8(tsr_test_round(dtype, value), 2, 15);
+      break;
     case TSR_DTYPE_I32:
       ((int32_t *)data)[index] = (int32_t)value;
       break;
@@ -191,6 +224,9 @@ static uint64_t poison_bits(tsr_dtype dtype) {
       return 0x7e5au;
     case TSR_DTYPE_BF16:
       return 0x7fdau;
+    case TSR_DTYPE_F8_E4M3:
+    case TSR_DTYPE_F8_E5M2:
+      return 0x7fu;
     case TSR_DTYPE_I32:
       return 0x7f7f7f7fu;
     case TSR_DTYPE_I64:

@@ -18,10 +18,10 @@ int32_t tsr_test_dtype_bytes(tsr_dtype dtype);
 /* "f32", "f16", "bf16", "f64", "u8", ... */
 const char *tsr_test_dtype_name(tsr_dtype dtype);
 
-/* Nearest value of a float dtype, ties to even; overflow becomes infinite. */
+/* Nearest value of a float dtype or int8, ties to even; overflow of floats becomes infinite. */
 double tsr_test_round(tsr_dtype dtype, double x);
 
-/* Largest finite value of a float dtype. */
+/* Largest finite value of a float dtype or int8. */
 double tsr_test_largest(tsr_dtype dtype);
 
 /* Element index of an array of floats, bytes or integers, as a double, and back (rounded). */

@@ -63,6 +63,8 @@ tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *le
   form.left_q = form.left_k = form.slot_q = form.slot_k = NULL;
   form.packed_q = form.packed_k = form.no_bound = form.index_i64 = form.mask_bits = false;
   form.lead = form.page_size = form.share = 0;
+  form.cache = TSR_DTYPE_NONE; /* values are exact in every dtype */
+  form.scale_rows = 0;
   form.determinism = TSR_DETERMINISM_DEFAULT;
   form.no_lse = false; /* bounds want the size of the scores */
   return form;
@@ -199,17 +201,49 @@ static bool make_side(tsr_setup *s, tsr_buffer *buffer, bool queries, int64_t he
   return tsr_buffer_create(buffer, dtype, r.dim, pattern, r.packed, s->form.alignment);
 }
 
-/* Writes the used rows of values. */
-static void scatter(tsr_setup *s, tsr_buffer *buffer, bool queries, const tsr_dense *values) {
-  int64_t b, h, i;
+/* Writes the used rows of values, divided by their scales if there are any. */
+static void scatter(tsr_setup *s, tsr_buffer *buffer, bool queries, const tsr_dense *values,
+                    const tsr_dense *scale) {
+  double row[1024];
+  int64_t b, h, i, d;
   for (b = 0; b < values->dim[0]; ++b) {
     tsr_lengths l = tsr_setup_lengths(s, queries, b);
     for (h = 0; h < values->dim[1]; ++h)
       for (i = 0; i < l.len; ++i) {
         place p = queries ? place_q(s, b, l.left + i) : place_k(s, b, l.left + i);
-        tsr_buffer_write_row(buffer, p.b, h, p.s, tsr_dense_row(values, b, h, i));
+        const double *x = tsr_dense_row(values, b, h, i);
+        for (d = 0; scale && d < values->dim[3]; ++d)
+          row[d] = x[d] / *tsr_dense_row(scale, b, h, i);
+        tsr_buffer_write_row(buffer, p.b, h, p.s, scale ? row : x);
       }
   }
+}
+
+/* Scales of K or V: one per scale_rows rows of the tensor. */
+static bool make_scale(tsr_setup *s, tsr_buffer *buffer, const tsr_dense *scale,
+                       tsr_layout *layout, const float **pointer) {
+  const tsr_case *form = &s->form;
+  side r = side_of(s, false, form->heads_kv, 1);
+  int64_t rows = form->scale_rows, b, h, i;
+  tsr_pattern pattern = form->layout;
+  if (pattern != TSR_PATTERN_BSHD && pattern != TSR_PATTERN_BHSD_GAPS &&
+      pattern != TSR_PATTERN_SBHD)
+    pattern = TSR_PATTERN_BHSD;
+  r.dim[2] = rows ? (r.dim[2] + rows - 1) / rows : r.dim[2] > 0;
+  if (!tsr_buffer_create(buffer, TSR_DTYPE_F32, r.dim, pattern, r.packed, form->alignment))
+    return false;
+  for (b = 0; b < scale->dim[0]; ++b) {
+    tsr_lengths l = tsr_setup_lengths(s, false, b);
+    for (h = 0; h < scale->dim[1]; ++h)
+      for (i = 0; i < l.len; ++i) {
+        place p = place_k(s, b, l.left + i);
+        tsr_buffer_write_row(buffer, p.b, h, rows ? p.s / rows : 0, tsr_dense_row(scale, b, h, i));
+      }
+  }
+  *layout = buffer->layout;
+  *pointer = (const float *)tsr_buffer_data(buffer);
+  s->problem.scale_rows_k = rows;
+  return true;
 }
 
 /* Extents of bias, mask, block mask or dbias: those of values, but keys reach to the end of the page
@@ -256,17 +290,22 @@ static bool make_inputs(tsr_setup *s) {
   const tsr_inputs *in = s->in;
   const tsr_case *form = &s->form;
   tsr_problem *p = &s->problem;
+  tsr_dtype cache = form->cache ? form->cache : s->dtype;
   bool ok;
   ok = make_side(s, &s->q, true, form->heads_q, form->dim_qk, s->dtype,
                  pattern_of(form, form->layout_q)) &&
-       make_side(s, &s->k, false, form->heads_kv, form->dim_qk, s->dtype,
+       make_side(s, &s->k, false, form->heads_kv, form->dim_qk, cache,
                  pattern_of(form, form->layout_k)) &&
-       make_side(s, &s->v, false, form->heads_kv, in->v.dim[3], s->dtype,
+       make_side(s, &s->v, false, form->heads_kv, in->v.dim[3], cache,
                  pattern_of(form, form->layout_v));
   if (!ok) return false;
-  scatter(s, &s->q, true, &in->q);
-  scatter(s, &s->k, false, &in->k);
-  scatter(s, &s->v, false, &in->v);
+  scatter(s, &s->q, true, &in->q, NULL);
+  scatter(s, &s->k, false, &in->k, form->cache ? &in->k_scale : NULL);
+  scatter(s, &s->v, false, &in->v, form->cache ? &in->v_scale : NULL);
+  if (form->cache &&
+      !(make_scale(s, &s->k_scale, &in->k_scale, &p->k_scale, &s->args.k_scale) &&
+        make_scale(s, &s->v_scale, &in->v_scale, &p->v_scale, &s->args.v_scale)))
+    return false;
   p->q = s->q.layout, p->k = s->k.layout, p->v = s->v.layout;
   s->args.q = tsr_buffer_data(&s->q);
   s->args.k = tsr_buffer_data(&s->k);
@@ -297,14 +336,14 @@ static bool make_inputs(tsr_setup *s) {
                  form->o_f32 && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype,
                  pattern_of(form, form->layout_dout)))
     return false;
-  scatter(s, &s->dout, true, &in->dout);
+  scatter(s, &s->dout, true, &in->dout, NULL);
   p->dout = s->dout.layout;
   s->args.dout = tsr_buffer_data(&s->dout);
   if (!in->dlse.x) return true;
   if (!make_side(s, &s->dlse, true, form->heads_q, 1, TSR_DTYPE_F32,
                  pattern_of(form, form->layout_lse)))
     return false;
-  scatter(s, &s->dlse, true, &in->dlse);
+  scatter(s, &s->dlse, true, &in->dlse, NULL);
   p->dlse = s->dlse.layout;
   s->args.dlse = (const float *)tsr_buffer_data(&s->dlse);
   return true;
@@ -434,8 +473,8 @@ bool tsr_setup_create(tsr_setup *s, const tsr_inputs *in, const tsr_case *form, 
 }
 
 void tsr_setup_destroy(tsr_setup *s) {
-  tsr_buffer *inputs[] = {&s->q, &s->k, &s->v, &s->bias, &s->mask, &s->block_mask, &s->dout,
-                          &s->dlse};
+  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
+                          &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
   size_t i;
   for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);
   for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_buffer_destroy(&s->out[i]);
