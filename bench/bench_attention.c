@@ -186,10 +186,12 @@ static int ascending(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-// Times calls of `once`; returns false when a call fails.
+// Times calls of `once`; returns false when a call fails. A window of the FMA probe follows each
+// sample (beside, may be NULL), so that both see the same clocks and the same neighbours.
 static bool time_calls(bool (*once)(void *), void *user, const bench_request *request,
-                       bench_times *times) {
-  double sample[BENCH_SAMPLES_MAX];
+                       bench_times *times, bench_rate *beside) {
+  const double window = 0.004;
+  double sample[BENCH_SAMPLES_MAX], rate[BENCH_SAMPLES_MAX];
   int n = request->repeats < BENCH_SAMPLES_MAX ? request->repeats : BENCH_SAMPLES_MAX;
   double begin = bench_now(), once_seconds = 0;
   for (int i = 0; i < request->warmup || i < 1; ++i) {
@@ -211,7 +213,9 @@ static bool time_calls(bool (*once)(void *), void *user, const bench_request *re
       if (!once(user)) return false;
     }
     sample[s] = (bench_now() - start) / (double)times->calls_per_sample;
+    if (beside != NULL) rate[s] = bench_probe_fma(request->threads, window);
   }
+  if (beside != NULL) *beside = bench_rate_of(rate, n);
   qsort(sample, (size_t)n, sizeof sample[0], ascending);
   times->least = sample[0];
   times->most = sample[n - 1];
@@ -279,7 +283,7 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
     standard_state *state = standard_create(&s);
     if (state == NULL) return refuse(run, BENCH_FAILED, "out of memory: standard attention");
     bench_times times;
-    time_calls(once_standard, state, run->request, &times);
+    time_calls(once_standard, state, run->request, &times, NULL);
     standard_destroy(state);
     if (i == 0 || times.median < record->standard_times.median) record->standard_times = times;
     if (record->flops > short_flops) break;
@@ -303,6 +307,17 @@ static bool measure_traffic(bench_run *run, bench_record *record) {
   bool ok = once_library(run);
   record->bytes_measured = bench_traffic_end(&traffic);
   return ok;
+}
+
+// With few query rows per key the caches' or the memory's read rate is the limit, and which of them
+// it is depends on the size of K and V: an array as large is read.
+static double probe_same_size(bench_run *run, bench_record *record) {
+  const tsr_problem *p = &run->problem;
+  const int64_t few_rows = 64;
+  if (p->seq_q * (p->heads_q / p->heads_kv) > few_rows) return 0;
+  record->read_array = run->k.count * (int64_t)bench_dtype_bytes(run->k.dtype) +
+                       run->v.count * (int64_t)bench_dtype_bytes(run->v.dtype);
+  return bench_probe_read(run->request->threads, record->read_array);
 }
 
 bench_status bench_plan(const bench_request *request, char *message, size_t capacity) {
@@ -334,10 +349,13 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
   if (status == BENCH_OK) status = check(&run, record);
   if (status == BENCH_OK) {
     record->clock_before = bench_probe_clock();
-    if (!time_calls(once_library, &run, request, &record->times) ||
+    double read_before = probe_same_size(&run, record);
+    if (!time_calls(once_library, &run, request, &record->times, &record->fma_beside) ||
         !measure_traffic(&run, record)) {
       status = refuse(&run, BENCH_FAILED, "%s: %s", record->kernel, tsr_last_message());
     }
+    double read_after = probe_same_size(&run, record);
+    record->read_beside = read_after > read_before ? read_after : read_before;
     record->clock_after = bench_probe_clock();
   }
   if (status == BENCH_OK && request->standard) status = time_standard(&run, record);
@@ -345,8 +363,14 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
   return status;
 }
 
+double bench_fma_rate(const bench_record *record, const bench_probe *probe) {
+  return record->fma_beside.samples > 0 ? record->fma_beside.best : probe->flops_f32;
+}
+
 double bench_roofline_seconds(const bench_record *record, const bench_probe *probe) {
-  double compute = probe->flops_f32 > 0 ? record->flops / probe->flops_f32 : 0;
-  double memory = probe->read_bytes > 0 ? record->bytes / probe->read_bytes : 0;
+  double fma = bench_fma_rate(record, probe);
+  double read = record->read_beside > 0 ? record->read_beside : probe->read_bytes;
+  double compute = fma > 0 ? record->flops / fma : 0;
+  double memory = read > 0 ? record->bytes / read : 0;
   return compute > memory ? compute : memory;
 }

@@ -118,8 +118,14 @@ static void print_head(const bench_machine *machine, const bench_probe *probe,
                        const bench_options *options) {
   printf("# tessera %s; %s, %d threads, clock %.2f GHz; %s\n", tsr_version_string(), machine->cpu,
          probe->threads, probe->clock_hz * 1e-9, machine->compiler);
-  printf("# probes: float32 %s %.1f GFLOP/s, memory read %.1f GB/s\n", probe->isa,
-         probe->flops_f32 * 1e-9, probe->read_bytes * 1e-9);
+  printf("# probes: float32 %s %.1f GFLOP/s (median %.1f), memory read %.1f GB/s (median %.1f)\n",
+         probe->isa, probe->flops_f32 * 1e-9, probe->fma.median * 1e-9, probe->read_bytes * 1e-9,
+         probe->read.median * 1e-9);
+  printf("# float32 FMA by threads:");
+  for (int i = 0; i < probe->scalings; ++i) {
+    printf(" %d: %.1f", probe->scaling[i].threads, probe->scaling[i].flops * 1e-9);
+  }
+  printf(" GFLOP/s\n");
   printf("# %" PRId64 " warm-up calls, %" PRId64
          " samples of %g s; time: median (quartile spread)\n",
          options->warmup, options->repeats, options->sample_seconds);
