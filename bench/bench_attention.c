@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "oracle.h"
+#include "peak_memory.h"
 #include "standard.h"
 #include "tensors.h"
 #include "traffic.h"
@@ -21,6 +22,7 @@ typedef struct bench_run {
   tsr_args args;
   tsr_plan *plan;
   void *workspace;
+  size_t workspace_bytes;  // of the pass that needs most
   char *message;
   size_t capacity;
 } bench_run;
@@ -138,17 +140,24 @@ static bench_status make_plan(bench_run *run, bench_record *record) {
   status = tsr_plan_workspace_size(run->plan, TSR_PASS_FORWARD, &forward);
   if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
   size_t bytes = forward > info.workspace ? forward : info.workspace;
+  run->workspace_bytes = bytes;
   run->workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
   if (run->workspace == NULL) return refuse(run, BENCH_FAILED, "out of memory: workspace");
   memset(run->workspace, 0, bytes);
   return BENCH_OK;
 }
 
-static bench_status check(bench_run *run, bench_record *record) {
+// Backward takes O and LSE from forward.
+static bench_status run_both(bench_run *run) {
   tsr_status status = run_pass(run, TSR_PASS_FORWARD);
   bool backward = run->request->pass == TSR_PASS_BACKWARD;
   if (status == TSR_STATUS_SUCCESS && backward) status = run_pass(run, TSR_PASS_BACKWARD);
-  if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
+  return status == TSR_STATUS_SUCCESS ? BENCH_OK : library_error(run, status);
+}
+
+static bench_status check(bench_run *run, bench_record *record) {
+  bench_status ran = run_both(run);
+  if (ran != BENCH_OK) return ran;
   if (run->request->inspect != NULL) {
     run->request->inspect(run->request->user, false, &run->o, &run->lse);
   }
@@ -247,8 +256,8 @@ static bench_status check_standard(bench_run *run) {
   return BENCH_OK;
 }
 
-// Standard attention on the same inputs; it overwrites O.
-static bench_status time_standard(bench_run *run, bench_record *record) {
+// Standard attention's problem on the same inputs; it overwrites O.
+static standard_problem standard_of(const bench_run *run) {
   const tsr_problem *p = &run->request->problem;
   bool corner = p->causal == TSR_CAUSAL_BOTTOM_RIGHT || p->window.kind == TSR_WINDOW_BOTTOM_RIGHT;
   bool windowed = p->window.kind != TSR_WINDOW_NONE;
@@ -275,6 +284,11 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
   memcpy(s.k_stride, run->k.stride, sizeof s.k_stride);
   memcpy(s.v_stride, run->v.stride, sizeof s.v_stride);
   memcpy(s.o_stride, run->o.stride, sizeof s.o_stride);
+  return s;
+}
+
+static bench_status time_standard(bench_run *run, bench_record *record) {
+  standard_problem s = standard_of(run);
   // A short problem is done sooner by one thread than by all: the opponent may choose.
   const double short_flops = 1e9;
   int threads[2] = {s.threads, 1};
@@ -359,6 +373,53 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
     record->clock_after = bench_probe_clock();
   }
   if (status == BENCH_OK && request->standard) status = time_standard(&run, record);
+  free_run(&run);
+  return status;
+}
+
+static int64_t tensor_bytes(const bench_run *run) {
+  const bench_tensor *all[] = {&run->q,    &run->k,  &run->v,  &run->o,
+                               &run->dout, &run->dq, &run->dk, &run->dv};
+  int64_t bytes = 0;
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+    if (all[i]->data != NULL) bytes += all[i]->count * (int64_t)bench_dtype_bytes(all[i]->dtype);
+  }
+  return bytes;
+}
+
+static bench_status peak_standard(bench_run *run) {
+  standard_problem s = standard_of(run);
+  standard_state *state = standard_create(&s);
+  if (state == NULL) return refuse(run, BENCH_FAILED, "out of memory: standard attention");
+  standard_run(state);
+  standard_destroy(state);
+  return BENCH_OK;
+}
+
+bench_status bench_peak_run(const bench_request *request, bool standard, bench_peak *peak,
+                            char *message, size_t capacity) {
+  bench_run run = {
+      .request = request, .problem = request->problem, .message = message, .capacity = capacity};
+  bench_record record = {.times = {.samples = 0}};
+  *peak = (bench_peak){.kernel = "standard attention"};
+  bench_status status = standard ? check_standard(&run) : BENCH_OK;
+  set_pointers(&run);
+  if (status == BENCH_OK && !create_tensors(&run)) {
+    status = refuse(&run, BENCH_FAILED, "out of memory: tensors");
+  }
+  set_pointers(&run);
+  int64_t before = bench_peak_resident();
+  peak->tensors = tensor_bytes(&run);
+  if (status == BENCH_OK && standard) status = peak_standard(&run);
+  if (status == BENCH_OK && !standard) {
+    // LSE was touched with the other tensors; the algorithm needs it, so it counts.
+    peak->lse = run.lse.count * (int64_t)bench_dtype_bytes(run.lse.dtype);
+    status = make_plan(&run, &record);
+    if (status == BENCH_OK) status = run_both(&run);
+    peak->workspace = (int64_t)run.workspace_bytes;
+    snprintf(peak->kernel, sizeof peak->kernel, "%s", record.kernel);
+  }
+  peak->extra = bench_peak_resident() - before + peak->lse;
   free_run(&run);
   return status;
 }

@@ -142,6 +142,19 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
   return root;
 }
 
+json_t *report_peak_json(const tsr_problem *problem, tsr_pass pass, const bench_peak *peak,
+                         const bench_peak *standard, const bench_machine *machine) {
+  const bench_record record = {.problem = *problem};
+  return json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:o}", "version",
+                   tsr_version_string(), "problem", problem_json(&record), "pass",
+                   pass == TSR_PASS_BACKWARD ? "backward" : "forward", "kernel", peak->kernel,
+                   "tensor_bytes", (json_int_t)peak->tensors, "workspace_bytes",
+                   (json_int_t)peak->workspace, "lse_bytes", (json_int_t)peak->lse,
+                   "extra_peak_bytes", (json_int_t)peak->extra, "standard_extra_peak_bytes",
+                   standard != NULL ? json_integer((json_int_t)standard->extra) : json_null(),
+                   "machine", bench_machine_json(machine));
+}
+
 bool report_can_plot(void) {
   const char *path = getenv("PATH");
   char list[4096];
