@@ -13,6 +13,7 @@ machine is one line; with none of them there the exit status is 3.
 """
 import argparse
 import json
+import math
 import os
 import select
 import shutil
@@ -75,6 +76,10 @@ def arguments():
     parser.add_argument("--ggml", help="folder a ggml build was installed below")
     parser.add_argument("--onednn", help="folder of another oneDNN than the system's")
     return parser.parse_args()
+
+
+class TesseraFailed(Exception):
+    """`tessera bench` refused the problem, or its result broke the bound; nothing was timed."""
 
 
 class Worker:
@@ -153,7 +158,7 @@ def tessera_record(options, shape, threads, check):
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
+        raise TesseraFailed(f"status {done.returncode}: {done.stderr.strip()}")
     return json.loads(done.stdout.splitlines()[0])
 
 
@@ -176,7 +181,7 @@ class Session:
             else:
                 print(f"# {worker.name}: " + ", ".join(f"{k} {v}" for k, v in worker.versions.items()))
         self.workers = [w for w in self.workers if w.line is None]
-        self.said = set()
+        self.said, self.ratios = set(), []
 
     def close(self):
         for worker in self.workers:
@@ -196,8 +201,7 @@ class Session:
 
     def compare(self, shape, out):
         fields = {key: getattr(shape, key) for key in Shape.__dataclass_fields__}
-        start, record = time.monotonic(), tessera_record(self.options, shape, self.threads, True)
-        ready = {}
+        start, ready = time.monotonic(), {}
         for worker in self.workers:
             answer = worker.ask(op="prepare", shape=fields)
             if "variant" in answer:
@@ -214,7 +218,7 @@ class Session:
             shift = turn % len(order)
             for side in order[shift:] + order[:shift]:
                 if side is None:
-                    records.append(tessera_record(self.options, shape, self.threads, False))
+                    records.append(tessera_record(self.options, shape, self.threads, turn == 0))
                     ours.append(records[-1]["seconds"]["median"])
                     continue
                 answer = side.ask(op="time", seconds=self.options.seconds)
@@ -225,8 +229,17 @@ class Session:
                     self.say(side, shape, ready[side.name]["failed"])
         for worker in runners:
             worker.ask(op="drop")
-        records[0]["check"] = record["check"]
         self.report(shape, ours, records, ready, out)
+
+    def summarise(self):
+        """Per peer: how many shapes, the mean ratio, and where Tessera is behind."""
+        for worker in self.workers:
+            ratios = [(r, s) for name, r, s in self.ratios if name == worker.name]
+            if ratios:
+                mean = math.exp(sum(math.log(r) for r, _ in ratios) / len(ratios))
+                least, where = min(ratios, key=lambda x: x[0])
+                print(f"# {worker.name}: {len(ratios)} shapes, ratio {mean:.2f} (geometric mean), least "
+                      f"{least:.2f} ({where}), below 1 at {sum(r < 1 for r, _ in ratios)}", flush=True)
 
     def report(self, shape, ours, records, ready, out):
         mine = statistics.median(ours)
@@ -235,6 +248,8 @@ class Session:
         cells = ""
         for worker in self.workers:
             times = ready[worker.name].get("seconds")
+            if times:
+                self.ratios.append((worker.name, statistics.median(times) / mine, shape.describe()))
             cells += (f" {speed(shape, statistics.median(times))} {statistics.median(times) / mine:6.2f}"
                       if times else f" {'-':>8} {'-':>6}")
         print(f"{self.threads:3} {shape.direction:8} {shape.dtype:5} {shape.mask:9} "
@@ -277,7 +292,7 @@ def shapes_of(options):
 
 
 def run(options, names):
-    """Exit status: 0, or 3 when no peer is there."""
+    """Exit status: 0; 1 when Tessera failed at a shape; 3 when no peer is there."""
     shapes = shapes_of(options)
     folder = tempfile.mkdtemp(prefix="tessera-peers-")
     out = open(options.json, "a", encoding="utf-8") if options.json else None
@@ -292,7 +307,12 @@ def run(options, names):
                     continue
                 session.head(bool(getattr(options, "decode", None)))
                 for shape in shapes:
-                    session.compare(shape, out)
+                    try:
+                        session.compare(shape, out)
+                    except TesseraFailed as failed:
+                        print(f"tessera: {shape.describe()}: {failed}", file=sys.stderr, flush=True)
+                        status = 1
+                session.summarise()
             finally:
                 session.close()
     finally:

@@ -65,7 +65,7 @@ class Worker:
                 best[1].close()
             best = (seconds, case, error)
         if best is None:
-            return {"refused": "; ".join(why) or f"no form {wanted}"}
+            return {"refused": "; ".join(dict.fromkeys(why)) or f"no form {wanted}"}
         self.case = best[1]
         return {"variant": self.case.label, "error": best[2]}
 
