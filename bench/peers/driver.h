@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a peer driven from C offers to peer_c.py, which compiles one driver_*.c with the local compiler
-// into a shared object and calls these functions. One problem is open at a time in a process.
+// What a peer driven from C offers to peer_c.py, which compiles one driver_*.c with the local
+// compiler into a shared object and calls these functions. One problem is open at a time in a
+// process.
 //
-// Tensors are float32, dense, batch 1: q and O [heads, seq_q, dim], k and v [heads_kv, seq_k, dim]. A
-// driver converts to the type it is asked for when it opens the problem, outside what is timed.
+// Tensors are float32, dense, batch 1: q and O [heads, seq_q, dim], k and v [heads_kv, seq_k, dim].
+// A driver converts to the type it is asked for when it opens the problem, outside what is timed.
 #ifndef TESSERA_BENCH_PEERS_DRIVER_H_
 #define TESSERA_BENCH_PEERS_DRIVER_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ggml's flash attention (ggml_flash_attn_ext) on its CPU backend: Q in float32, K and V in the type
-// asked for, causal and window through its float16 mask tensor, which is its only way. Written against
-// ggml's public headers; ggml itself is built by the user and named with --ggml.
+// ggml's flash attention (ggml_flash_attn_ext) on its CPU backend: Q in float32, K and V in the
+// type asked for, causal and window through its float16 mask tensor, which is its only way. Written
+// against ggml's public headers; ggml itself is built by the user and named with --ggml.
 #include <ggml-cpu.h>
 #include <ggml.h>
 #include <math.h>
@@ -41,8 +41,7 @@ static void store(struct ggml_tensor *to, const float *from) {
 
 static struct ggml_tensor *make_mask(void) {
   const peer_shape *s = &state.s;
-  struct ggml_tensor *mask =
-      ggml_new_tensor_2d(state.context, GGML_TYPE_F16, s->seq_k, s->seq_q);
+  struct ggml_tensor *mask = ggml_new_tensor_2d(state.context, GGML_TYPE_F16, s->seq_k, s->seq_q);
   ggml_fp16_t shown = ggml_fp32_to_fp16(0), hidden = ggml_fp32_to_fp16(-INFINITY);
   ggml_fp16_t *row = mask->data;
   for (int64_t i = 0; i < s->seq_q; ++i, row += s->seq_k) {
@@ -65,8 +64,8 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   size_t queries = (size_t)(s->heads * s->seq_q * s->dim) * 4;
   size_t keys = (size_t)(s->heads_kv * s->seq_k * s->dim) * 4;
   size_t mask_bytes = s->causal ? (size_t)(s->seq_q * s->seq_k) * 2 : 0;
-  struct ggml_init_params params = {
-      .mem_size = 2 * queries + 2 * keys + mask_bytes + ggml_graph_overhead() + (1 << 20)};
+  struct ggml_init_params params = {.mem_size = 2 * queries + 2 * keys + mask_bytes +
+                                                ggml_graph_overhead() + (1 << 20)};
   state.context = ggml_init(params);
   if (state.context == NULL) return refuse(reason, capacity, "out of memory");
   enum ggml_type type = types[s->dtype];

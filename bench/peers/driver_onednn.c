@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // oneDNN's primitives composed to attention: matmul (a mask as a binary post-operation), softmax,
 // matmul. Two forms: batched over heads with the library's threads, and one head per thread with
-// single-threaded primitives, which is how its Graph API decomposes attention on a CPU. Not the Graph
-// API itself. The scores are in memory; the scale is folded into Q beforehand.
+// single-threaded primitives, which is how its Graph API decomposes attention on a CPU. Not the
+// Graph API itself. The scores are in memory; the scale is folded into Q beforehand.
 //
 // Both C interfaces are spoken: version 2 (operation descriptors) and version 3.
 #define _GNU_SOURCE
@@ -103,8 +103,8 @@ static int make_matmul(dnnl_primitive_t *out, md_t *a, md_t *b, md_t *c, md_t *m
 static int make_softmax(dnnl_primitive_t *out, md_t *md) {
   dnnl_primitive_desc_t pd = NULL;
 #if DNNL_VERSION_MAJOR >= 3
-  int status = dnnl_softmax_forward_primitive_desc_create(
-      &pd, state.engine, dnnl_forward_inference, dnnl_softmax_accurate, *md, *md, 2, NULL);
+  int status = dnnl_softmax_forward_primitive_desc_create(&pd, state.engine, dnnl_forward_inference,
+                                                          dnnl_softmax_accurate, *md, *md, 2, NULL);
 #else
   dnnl_softmax_desc_t desc;
   int status = dnnl_softmax_forward_desc_init(&desc, dnnl_forward_inference, md, 2);
@@ -153,8 +153,7 @@ static void fill_mask(void) {
   const peer_shape *s = &state.s;
   for (int64_t i = 0; i < s->seq_q; ++i) {
     for (int64_t j = 0; j < s->seq_k; ++j) {
-      state.mask[i * s->seq_k + j] =
-          j >= peer_first(s, i) && j < peer_last(s, i) ? 0 : -INFINITY;
+      state.mask[i * s->seq_k + j] = j >= peer_first(s, i) && j < peer_last(s, i) ? 0 : -INFINITY;
     }
   }
 }

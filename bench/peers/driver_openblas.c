@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Standard attention on OpenBLAS: cblas_sgemm, a vectorised softmax, cblas_sgemm, with the scores in
-// memory. Three forms: all heads' scores at once (the textbook), one head's per thread, blocks of rows
-// of a head per thread, which skip the keys that a mask hides from the whole block.
+// Standard attention on OpenBLAS: cblas_sgemm, a vectorised softmax, cblas_sgemm, with the scores
+// in memory. Three forms: all heads' scores at once (the textbook), one head's per thread, blocks
+// of rows of a head per thread, which skip the keys that a mask hides from the whole block.
 //
 // Backward (first form) keeps P: dV = P^T dO, dP = dO V^T, dS = scale P o (dP - D), dQ = dS K,
 // dK = dS^T Q. Compiled and called by peer_c.py.
@@ -110,7 +110,8 @@ static void attend(int64_t unit, int64_t begin, int64_t end, float *p) {
   const float *k = state.k + (kv * s->seq_k + low) * D, *v = state.v + (kv * s->seq_k + low) * D;
   gemm(CblasNoTrans, CblasTrans, end - begin, high - low, D, q, D, k, D, 0, p, s->seq_k);
   int outer = omp_in_parallel();
-#pragma omp parallel for schedule(static) num_threads((int)s->threads) if (!outer && end - begin > 8)
+#pragma omp parallel for schedule(static) \
+    num_threads((int)s->threads) if (!outer && end - begin > 8)
   for (int64_t i = begin; i < end; ++i) {
     int64_t first = s->causal ? peer_first(s, i) - low : 0;
     int64_t last = s->causal ? peer_last(s, i) - low : s->seq_k;
@@ -207,7 +208,8 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   }
   if (form != FORM_ALL) scores = s->threads * state.block * s->seq_k;
   if (scores > most / 4) {
-    snprintf(reason, capacity, "%s: scores of %lld MiB", peer_form(form), (long long)(scores >> 18));
+    snprintf(reason, capacity, "%s: scores of %lld MiB", peer_form(form),
+             (long long)(scores >> 18));
     return -1;
   }
   int64_t queries = s->heads * s->seq_q * s->dim, keys = s->heads_kv * s->seq_k * s->dim;

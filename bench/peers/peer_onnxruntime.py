@@ -12,6 +12,7 @@ class Peer:
         self.onnx = need("onnx")
         self.ort = need("onnxruntime")
         self.threads = config["threads"]
+        self.spin = "1" if config.get("wait") == "active" else "0"
         self.versions = {"onnxruntime": self.ort.__version__, "onnx": self.onnx.__version__}
 
     def prepare(self, shape):
@@ -54,7 +55,8 @@ class Case(NumpyCase):
         options.intra_op_num_threads = peer.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        # Threads that spin on after a call would be in the way of the others' turns.
+        # As everybody else's threads; and none may spin on when its turn is over.
+        options.add_session_config_entry("session.intra_op.allow_spinning", peer.spin)
         options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
             self.session = peer.ort.InferenceSession(model.SerializeToString(), options,

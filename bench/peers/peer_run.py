@@ -30,6 +30,11 @@ PEERS = {"torch": "peer_torch", "onnxruntime": "peer_onnxruntime", "openvino": "
          "onednn": "peer_onednn", "ggml": "peer_ggml", "openblas": "peer_openblas"}
 
 
+# Spinning has an end: whoever's turn is over must be off the processors when the next one starts.
+WAITING = {"passive": {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"},
+           "active": {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "200000", "KMP_BLOCKTIME": "1"}}
+
+
 def words(kind, accepted=None):
     """A comma-separated list for argparse."""
     def parse(text):
@@ -61,6 +66,9 @@ def add_options(parser, heads="16", dtypes="f32", masks="full,causal,window256",
     parser.add_argument("--seconds", type=float, default=0.3, help="per side and round")
     parser.add_argument("--cap", type=float, default=60,
                         help="seconds a shape may take; rounds after the first are left out beyond that")
+    parser.add_argument("--wait", choices=list(WAITING), default="passive",
+                        help="threads without work, on every side: sleep (passive, for machines that "
+                        "others use) or spin for a short while (active)")
     parser.add_argument("--json", help="file that records are appended to")
 
 
@@ -101,10 +109,8 @@ class Worker:
             self.stop()
 
     def start(self):
-        environment = dict(os.environ, **self.environment)
-        environment["OMP_NUM_THREADS"] = str(self.config["threads"])
-        # Idle threads that spin would take the processors from whoever's turn it is.
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
+        environment = dict(os.environ, **WAITING[self.config.get("wait", "passive")])
+        environment.update(self.environment, OMP_NUM_THREADS=str(self.config["threads"]))
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-B", os.path.join(HERE, "peer_worker.py"),
@@ -154,8 +160,7 @@ def tessera_record(options, shape, threads, check):
         command += ["--window", f"{shape.window - 1},0"]
     if not check:
         command += ["--no-check"]
-    environment = dict(os.environ)
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    environment = dict(os.environ, **WAITING[options.wait])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         raise TesseraFailed(f"status {done.returncode}: {done.stderr.strip()}")
@@ -171,8 +176,8 @@ class Session:
     """The peers of one thread count, their table and their records."""
 
     def __init__(self, options, names, threads, folder):
-        config = {"threads": threads, "folder": folder, "ggml": getattr(options, "ggml", None),
-                  "onednn": getattr(options, "onednn", None)}
+        config = {"threads": threads, "folder": folder, "wait": options.wait,
+                  "ggml": getattr(options, "ggml", None), "onednn": getattr(options, "onednn", None)}
         self.options, self.threads = options, threads
         self.workers = [Worker(name, config) for name in names]
         for worker in self.workers:
@@ -271,7 +276,7 @@ class Session:
                     "dim": shape.dim, "length": shape.length, "length_k": shape.length_k,
                     "tessera_seconds": ours}
             rest = {"fma_fraction": rates, "kernel": records[0]["kernel"], "check": records[0]["check"],
-                    "wait_policy": os.environ.get("OMP_WAIT_POLICY", "passive"),
+                    "wait_policy": self.options.wait,
                     "version": records[0]["version"], "machine": records[0]["machine"],
                     "probe": records[0]["probe"]}
             if "read_beside" in records[0]:

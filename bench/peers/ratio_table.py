@@ -45,7 +45,8 @@ def main():
             pairs = length * keys * (0.5 if mask == "causal" else 1.0)
             if mask.startswith("window"):
                 pairs = sum(min(i + 1, int(mask[6:])) for i in range(length))
-            speed = f"{4 * heads * dim * pairs * (2.5 if direction == 'backward' else 1) / seconds / 1e9:.0f}"
+            flops = 4 * heads * dim * pairs * (2.5 if direction == "backward" else 1)
+            speed = f"{flops / seconds / 1e9:.0f}"
         cells = [f"{records[p]['ratio']:.2f}" if "ratio" in records.get(p, {}) else "" for p in peers]
         print(f"| {mask} | {heads if heads == heads_kv else f'{heads}/{heads_kv}'} | {dim} | {keys} | "
               f"{speed} | {statistics.median(one['fma_fraction']):.2f} | " + " | ".join(cells) + " |")

@@ -98,7 +98,7 @@ class PeersTest(unittest.TestCase):
             return text.getvalue(), [json.loads(line) for line in lines]
 
     def test_a_peer_that_restarts_refuses_errs_and_dies(self):
-        text, (good, refused, wrong, dead, after) = self.compare("16,24,32,40,16")
+        text, (good, refused, wrong, dead, after) = self.compare("16,24,32,40,56")
         self.assertIn("# fake_peer: fake 1.0, FAKE_READY 1", text)
         self.assertEqual(good["peer"], "fake 1.0")
         self.assertEqual(good["peer_form"], "second")  # the faster of the two
@@ -118,7 +118,7 @@ class PeersTest(unittest.TestCase):
         table = self.script("ratio_table.py", os.path.join(self.folder, "records.jsonl"))
         self.assertEqual(table.returncode, 0, table.stderr)
         rows = [line for line in table.stdout.splitlines() if line.startswith("| full")]
-        self.assertEqual(len(rows), 4, table.stdout)
+        self.assertEqual(len(rows), 5, table.stdout)
         self.assertIn(f"{good['ratio']:.2f}", rows[0])
 
     def test_a_refusal_of_tessera_is_status_1(self):
