@@ -165,7 +165,7 @@ static int refuse(char *reason, size_t capacity, const char *text) {
 
 int peer_open(const peer_shape *shape, int form, const float *q, const float *k, const float *v,
               const float *dout, char *reason, size_t capacity) {
-  const int64_t most = (int64_t)8 << 30;
+  const int64_t most = (int64_t)4 << 30;
   (void)dout;
   peer_close();
   state.s = *shape;
@@ -181,7 +181,7 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   state.lanes_count = form == 0 ? 1 : (int)s->threads;
   int64_t scores = (form == 0 ? state.heads : state.lanes_count) * state.rows * s->seq_k;
   if (state.lanes_count > kMaxThreads || scores > most / 4) {
-    return refuse(reason, capacity, "scores pass 8 GiB");
+    return refuse(reason, capacity, "scores pass 4 GiB");
   }
   int64_t count = s->heads * s->seq_q * s->dim;
   state.q = malloc((size_t)count * 4), state.o = malloc((size_t)count * 4);

@@ -192,7 +192,7 @@ static void backward(void) {
 
 int peer_open(const peer_shape *shape, int form, const float *q, const float *k, const float *v,
               const float *dout, char *reason, size_t capacity) {
-  const int64_t most = (int64_t)8 << 30;
+  const int64_t most = (int64_t)4 << 30;
   peer_close();
   state.s = *shape;
   state.form = form;

@@ -19,6 +19,15 @@ class DriverShape(ctypes.Structure):
                  "threads")] + [("scale", ctypes.c_float)]
 
 
+def library_flags(prefix, *names):
+    """Compiler and linker flags of libraries of the system, or of those installed below a folder."""
+    flags = [f"-l{name}" for name in names]
+    if not prefix:
+        return flags
+    library = os.path.join(os.path.abspath(prefix), "lib")
+    return ["-I", os.path.join(prefix, "include"), "-L", library, f"-Wl,-rpath,{library}", *flags]
+
+
 def compile_driver(name, folder, flags):
     """The shared object of driver_<name>.c."""
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang")

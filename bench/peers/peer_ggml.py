@@ -4,7 +4,7 @@ cmake -S ggml -B build -DGGML_NATIVE=ON && cmake --build build && cmake --instal
 import os
 
 from peer_api import Absent
-from peer_c import DriverPeer
+from peer_c import DriverPeer, library_flags
 
 
 class Peer(DriverPeer):
@@ -17,6 +17,4 @@ class Peer(DriverPeer):
         header = os.path.join(prefix, "include", "ggml-cpu.h")
         if not os.path.exists(header):
             raise Absent(f"--ggml: no {header}")
-        library = os.path.join(prefix, "lib")
-        return ["-I", os.path.join(prefix, "include"), "-L", library, f"-Wl,-rpath,{library}",
-                "-lggml-cpu", "-lggml-base"]
+        return library_flags(prefix, "ggml-cpu", "ggml-base")

@@ -5,7 +5,7 @@ with OPENBLAS_CORETYPE=SkylakeX, unless the user has set that variable."""
 import os
 
 from peer_api import Restart, processor_flags
-from peer_c import DriverPeer
+from peer_c import DriverPeer, library_flags
 
 AVX512_CORES = ("skylakex", "cooperlake", "sapphirerapids", "zen4", "zen5")
 
@@ -21,4 +21,4 @@ class Peer(DriverPeer):
             raise Restart({"OPENBLAS_CORETYPE": "SkylakeX"})
 
     def flags(self, config):
-        return ["-lopenblas"]
+        return library_flags(config.get("openblas"), "openblas")

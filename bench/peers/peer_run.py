@@ -83,6 +83,7 @@ def arguments():
                         help="query and key heads of --decode")
     parser.add_argument("--ggml", help="folder a ggml build was installed below")
     parser.add_argument("--onednn", help="folder of another oneDNN than the system's")
+    parser.add_argument("--openblas", help="folder of another OpenBLAS than the system's")
     return parser.parse_args()
 
 
@@ -176,8 +177,8 @@ class Session:
     """The peers of one thread count, their table and their records."""
 
     def __init__(self, options, names, threads, folder):
-        config = {"threads": threads, "folder": folder, "wait": options.wait,
-                  "ggml": getattr(options, "ggml", None), "onednn": getattr(options, "onednn", None)}
+        config = {"threads": threads, "folder": folder, "wait": options.wait}
+        config.update({name: getattr(options, name, None) for name in ("ggml", "onednn", "openblas")})
         self.options, self.threads = options, threads
         self.workers = [Worker(name, config) for name in names]
         for worker in self.workers:

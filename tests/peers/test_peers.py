@@ -140,6 +140,21 @@ class PeersTest(unittest.TestCase):
         self.assertEqual(answer["variant"], "second")
         self.assertGreater(answer["bytes"], 30 << 20)
 
+    def test_drivers_are_clean(self):
+        """Those whose library's headers are here compile without a warning."""
+        compiler = shutil.which("cc")
+        for header, name in (("cblas.h", "openblas"), ("dnnl.h", "onednn"), ("ggml.h", "ggml")):
+            probe = subprocess.run([compiler or "cc", "-E", "-"], input=f"#include <{header}>\n",
+                                   capture_output=True, text=True, check=False) if compiler else None
+            with self.subTest(name):
+                if probe is None or probe.returncode != 0:
+                    self.skipTest(f"no {header}")
+                done = subprocess.run(
+                    [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp",
+                     "-fsyntax-only", "-I", SCRIPTS, os.path.join(SCRIPTS, f"driver_{name}.c")],
+                    capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_shapes(self):
         shape = peer_api.Shape(8, 2, 6, 6, 16, mask="window4")
         self.assertEqual([shape.allowed(i) for i in (0, 3, 4, 5)], [(0, 1), (0, 4), (1, 5), (2, 6)])
