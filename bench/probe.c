@@ -212,7 +212,9 @@ static bench_rate measure_read(int threads, int64_t bytes) {
   size_t size = (size_t)((part * 8 * threads + page - 1) / page * page);
   uint64_t *data = aligned_alloc((size_t)page, size);
   if (data == NULL) return (bench_rate){.samples = 0};
+#ifdef MADV_HUGEPAGE
   madvise(data, size, MADV_HUGEPAGE);
+#endif
 #pragma omp parallel num_threads(threads)
   memset(data + part * omp_get_thread_num(), 1, (size_t)part * 8);
   sum_fn sum = pick_sum();
@@ -235,7 +237,10 @@ double bench_probe_read(int threads, int64_t bytes) {
 // a gibibyte if that is more, an eighth of memory if that is less.
 static int64_t read_array_bytes(void) {
   int64_t size = (int64_t)1 << 29;
-  long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  long cache = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (cache > 0 && 3 * (int64_t)cache > size) size = 3 * (int64_t)cache;
   while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
