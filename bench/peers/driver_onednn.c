@@ -32,8 +32,8 @@ typedef dnnl_memory_desc_t md_t;
 typedef struct lane {  // primitives and memory of one thread, or of the batch
   dnnl_primitive_t qk, softmax, pv;
   dnnl_stream_t stream;
-  dnnl_memory_t q, kt, v, s, o, mask;
-  float *scores;
+  dnnl_memory_t q, kt, v, s, p, o, mask;
+  char *scores, *narrow;  // narrow: probabilities, when they are of another type than scores
 } lane;
 
 static struct {
@@ -41,8 +41,10 @@ static struct {
   int form;
   int64_t heads, rows;  // one matrix per "head"; grouped queries are rows of their key head
   dnnl_engine_t engine;
-  const float *k, *v;
-  float *q, *o, *mask;
+  dnnl_data_type_t type, score_type;
+  int64_t bytes, score_bytes;  // of an element of q, k, v and of a score
+  char *q, *k, *v, *o;
+  float *mask;
   lane *lanes;
   int lanes_count;
 } state;
@@ -59,13 +61,14 @@ const char *peer_form(int form) {
   return form < 2 ? names[form] : NULL;
 }
 
-static int make_md(md_t *md, int64_t h, int64_t m, int64_t n, int64_t row, int64_t column) {
+static int make_md(md_t *md, dnnl_data_type_t type, int64_t h, int64_t m, int64_t n, int64_t row,
+                   int64_t column) {
   dnnl_dims_t dims = {h, m, n};
   dnnl_dims_t strides = {column == 1 ? m * row : n * column, row, column};
 #if DNNL_VERSION_MAJOR >= 3
-  return dnnl_memory_desc_create_with_strides(md, 3, dims, dnnl_f32, strides);
+  return dnnl_memory_desc_create_with_strides(md, 3, dims, type, strides);
 #else
-  return dnnl_memory_desc_init_by_strides(md, 3, dims, dnnl_f32, strides);
+  return dnnl_memory_desc_init_by_strides(md, 3, dims, type, strides);
 #endif
 }
 
@@ -100,37 +103,49 @@ static int make_matmul(dnnl_primitive_t *out, md_t *a, md_t *b, md_t *c, md_t *m
   return status;
 }
 
-static int make_softmax(dnnl_primitive_t *out, md_t *md) {
+static int make_softmax(dnnl_primitive_t *out, md_t *src, md_t *dst) {
   dnnl_primitive_desc_t pd = NULL;
 #if DNNL_VERSION_MAJOR >= 3
   int status = dnnl_softmax_forward_primitive_desc_create(&pd, state.engine, dnnl_forward_inference,
                                                           dnnl_softmax_accurate, *md, *md, 2, NULL);
 #else
   dnnl_softmax_desc_t desc;
-  int status = dnnl_softmax_forward_desc_init(&desc, dnnl_forward_inference, md, 2);
+  (void)dst;  // in place
+  int status = dnnl_softmax_forward_desc_init(&desc, dnnl_forward_inference, src, 2);
   if (status == 0) status = dnnl_primitive_desc_create(&pd, &desc, NULL, state.engine, NULL);
 #endif
   return status == 0 ? make_primitive(out, pd) : status;
 }
 
-static int make_memory(dnnl_memory_t *out, md_t *md, const float *data) {
+static int make_memory(dnnl_memory_t *out, md_t *md, const void *data) {
   return dnnl_memory_create(out, MD(*md), state.engine, (void *)data);
+}
+
+static void *aligned(size_t bytes) {
+  void *block = NULL;
+  return posix_memalign(&block, 4096, bytes) == 0 ? block : NULL;
 }
 
 static int make_lane(lane *l, int64_t heads) {
   const peer_shape *s = &state.s;
   int64_t M = state.rows, K = s->seq_k, D = s->dim;
-  md_t q, kt, v, p, o, mask;
-  int status = make_md(&q, heads, M, D, D, 1) | make_md(&kt, heads, D, K, 1, D) |
-               make_md(&v, heads, K, D, D, 1) | make_md(&p, heads, M, K, K, 1) |
-               make_md(&o, heads, M, D, D, 1) | make_md(&mask, 1, M, K, K, 1);
-  if (posix_memalign((void **)&l->scores, 4096, (size_t)(heads * M * K) * 4) != 0) return -1;
-  status |= make_matmul(&l->qk, &q, &kt, &p, s->causal ? &mask : NULL);
-  status |= make_softmax(&l->softmax, &p);
+  dnnl_data_type_t type = state.type, score = state.score_type;
+  md_t q, kt, v, scores, p, o, mask;
+  int status = make_md(&q, type, heads, M, D, D, 1) | make_md(&kt, type, heads, D, K, 1, D) |
+               make_md(&v, type, heads, K, D, D, 1) | make_md(&scores, score, heads, M, K, K, 1) |
+               make_md(&p, type, heads, M, K, K, 1) | make_md(&o, type, heads, M, D, D, 1) |
+               make_md(&mask, dnnl_f32, 1, M, K, K, 1);
+  size_t count = (size_t)(heads * M * K);
+  l->scores = aligned(count * (size_t)state.score_bytes);
+  if (type != score) l->narrow = aligned(count * (size_t)state.bytes);
+  if (l->scores == NULL || (type != score && l->narrow == NULL)) return -1;
+  status |= make_matmul(&l->qk, &q, &kt, &scores, s->causal ? &mask : NULL);
+  status |= make_softmax(&l->softmax, &scores, &p);
   status |= make_matmul(&l->pv, &p, &v, &o, NULL);
   status |= dnnl_stream_create(&l->stream, state.engine, dnnl_stream_default_flags);
   status |= make_memory(&l->q, &q, state.q) | make_memory(&l->kt, &kt, state.k) |
-            make_memory(&l->v, &v, state.v) | make_memory(&l->s, &p, l->scores) |
+            make_memory(&l->v, &v, state.v) | make_memory(&l->s, &scores, l->scores) |
+            make_memory(&l->p, &p, type != score ? l->narrow : l->scores) |
             make_memory(&l->o, &o, state.o);
   if (s->causal) status |= make_memory(&l->mask, &mask, state.mask);
   return status;
@@ -141,8 +156,8 @@ static void run_lane(lane *l) {
                           {DNNL_ARG_WEIGHTS, l->kt},
                           {DNNL_ARG_DST, l->s},
                           {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, l->mask}};
-  dnnl_exec_arg_t sm[] = {{DNNL_ARG_SRC, l->s}, {DNNL_ARG_DST, l->s}};
-  dnnl_exec_arg_t pv[] = {{DNNL_ARG_SRC, l->s}, {DNNL_ARG_WEIGHTS, l->v}, {DNNL_ARG_DST, l->o}};
+  dnnl_exec_arg_t sm[] = {{DNNL_ARG_SRC, l->s}, {DNNL_ARG_DST, l->p}};
+  dnnl_exec_arg_t pv[] = {{DNNL_ARG_SRC, l->p}, {DNNL_ARG_WEIGHTS, l->v}, {DNNL_ARG_DST, l->o}};
   dnnl_primitive_execute(l->qk, l->stream, state.s.causal ? 4 : 3, qk);
   dnnl_primitive_execute(l->softmax, l->stream, 2, sm);
   dnnl_primitive_execute(l->pv, l->stream, 3, pv);
@@ -158,6 +173,23 @@ static void fill_mask(void) {
   }
 }
 
+// The values are exact in the type, except those of Q after scaling.
+static void store(char *to, const float *from, int64_t count, float scale) {
+  for (int64_t i = 0; i < count; ++i) {
+    union {
+      float f;
+      uint32_t u;
+    } x = {.f = from[i] * scale};
+    if (state.type == dnnl_f32) ((float *)to)[i] = x.f;
+    if (state.type == dnnl_bf16) {
+      ((uint16_t *)to)[i] = (uint16_t)((x.u + 0x7fff + ((x.u >> 16) & 1)) >> 16);
+    }
+#ifdef __FLT16_MANT_DIG__
+    if (state.type == dnnl_f16) ((_Float16 *)to)[i] = (_Float16)x.f;
+#endif
+  }
+}
+
 static int refuse(char *reason, size_t capacity, const char *text) {
   snprintf(reason, capacity, "%s", text);
   return -1;
@@ -170,8 +202,15 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   peer_close();
   state.s = *shape;
   const peer_shape *s = &state.s;
-  state.form = form, state.k = k, state.v = v;
-  if (s->dtype != PEER_F32) return refuse(reason, capacity, "driven in float32 only");
+  static const dnnl_data_type_t types[] = {dnnl_f32, dnnl_f16, dnnl_bf16};
+  state.form = form;
+  state.type = types[s->dtype];
+  state.bytes = s->dtype == PEER_F32 ? 4 : 2;
+  state.score_type = DNNL_VERSION_MAJOR >= 3 ? dnnl_f32 : state.type;
+  state.score_bytes = DNNL_VERSION_MAJOR >= 3 ? 4 : state.bytes;
+#ifndef __FLT16_MANT_DIG__
+  if (s->dtype == PEER_F16) return refuse(reason, capacity, "the compiler has no float16");
+#endif
   if (s->backward) return refuse(reason, capacity, "no backward pass composed");
   if (s->causal && s->heads != s->heads_kv) {
     return refuse(reason, capacity, "no grouped heads together with a mask");
@@ -183,15 +222,17 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   if (state.lanes_count > kMaxThreads || scores > most / 4) {
     return refuse(reason, capacity, "scores pass 4 GiB");
   }
-  int64_t count = s->heads * s->seq_q * s->dim;
-  state.q = malloc((size_t)count * 4), state.o = malloc((size_t)count * 4);
+  int64_t count = s->heads * s->seq_q * s->dim, keys = s->heads_kv * s->seq_k * s->dim;
+  state.q = aligned((size_t)(count * state.bytes)),
+  state.o = aligned((size_t)(count * state.bytes));
+  state.k = aligned((size_t)(keys * state.bytes)), state.v = aligned((size_t)(keys * state.bytes));
   state.lanes = calloc((size_t)state.lanes_count, sizeof *state.lanes);
-  if (s->causal) state.mask = malloc((size_t)(s->seq_q * s->seq_k) * 4);
-  if (!state.q || !state.o || !state.lanes || (s->causal && !state.mask)) {
+  if (s->causal) state.mask = aligned((size_t)(s->seq_q * s->seq_k) * 4);
+  if (!state.q || !state.o || !state.k || !state.v || !state.lanes || (s->causal && !state.mask)) {
     return refuse(reason, capacity, "out of memory");
   }
-  for (int64_t i = 0; i < count; ++i) state.q[i] = q[i] * s->scale;
-  memset(state.o, 0, (size_t)count * 4);
+  store(state.q, q, count, s->scale), store(state.k, k, keys, 1), store(state.v, v, keys, 1);
+  memset(state.o, 0, (size_t)(count * state.bytes));
   if (s->causal) fill_mask();
   omp_set_num_threads((int)s->threads);
   int status = dnnl_engine_create(&state.engine, dnnl_cpu, 0);
@@ -217,34 +258,48 @@ void peer_run(void) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads((int)s->threads)
   for (int64_t h = 0; h < state.heads; ++h) {
     lane *l = &state.lanes[omp_get_thread_num()];
-    dnnl_memory_set_data_handle(l->q, state.q + h * state.rows * s->dim);
-    dnnl_memory_set_data_handle(l->kt, (void *)(state.k + h * s->seq_k * s->dim));
-    dnnl_memory_set_data_handle(l->v, (void *)(state.v + h * s->seq_k * s->dim));
-    dnnl_memory_set_data_handle(l->o, state.o + h * state.rows * s->dim);
+    int64_t queries = h * state.rows * s->dim * state.bytes,
+            keys = h * s->seq_k * s->dim * state.bytes;
+    dnnl_memory_set_data_handle(l->q, state.q + queries);
+    dnnl_memory_set_data_handle(l->kt, state.k + keys);
+    dnnl_memory_set_data_handle(l->v, state.v + keys);
+    dnnl_memory_set_data_handle(l->o, state.o + queries);
     run_lane(l);
   }
 }
 
 void peer_output(int which, float *out) {
+  int64_t count = state.s.heads * state.s.seq_q * state.s.dim;
   if (which != 0) return;
-  memcpy(out, state.o, (size_t)(state.s.heads * state.s.seq_q * state.s.dim) * 4);
+  for (int64_t i = 0; i < count; ++i) {
+    union {
+      uint32_t u;
+      float f;
+    } wide = {.u = 0};
+    if (state.type == dnnl_f32) wide.f = ((const float *)state.o)[i];
+    if (state.type == dnnl_bf16) wide.u = (uint32_t)((const uint16_t *)state.o)[i] << 16;
+#ifdef __FLT16_MANT_DIG__
+    if (state.type == dnnl_f16) wide.f = (float)((const _Float16 *)state.o)[i];
+#endif
+    out[i] = wide.f;
+  }
 }
 
 void peer_close(void) {
   for (int i = 0; state.lanes != NULL && i < state.lanes_count; ++i) {
     lane *l = &state.lanes[i];
-    dnnl_memory_t memory[] = {l->q, l->kt, l->v, l->s, l->o, l->mask};
+    dnnl_memory_t memory[] = {l->q, l->kt, l->v, l->s, l->p, l->o, l->mask};
     dnnl_primitive_t primitives[] = {l->qk, l->softmax, l->pv};
-    for (int m = 0; m < 6; ++m) {
+    for (int m = 0; m < 7; ++m) {
       if (memory[m] != NULL) dnnl_memory_destroy(memory[m]);
     }
     for (int p = 0; p < 3; ++p) {
       if (primitives[p] != NULL) dnnl_primitive_destroy(primitives[p]);
     }
     if (l->stream != NULL) dnnl_stream_destroy(l->stream);
-    free(l->scores);
+    free(l->scores), free(l->narrow);
   }
   if (state.engine != NULL) dnnl_engine_destroy(state.engine);
-  free(state.lanes), free(state.q), free(state.o), free(state.mask);
+  free(state.lanes), free(state.q), free(state.k), free(state.v), free(state.o), free(state.mask);
   memset(&state, 0, sizeof state);
 }

@@ -25,7 +25,9 @@ def library_flags(prefix, *names):
     if not prefix:
         return flags
     library = os.path.join(os.path.abspath(prefix), "lib")
-    return ["-I", os.path.join(prefix, "include"), "-L", library, f"-Wl,-rpath,{library}", *flags]
+    # Old-style tags: the path holds for the libraries that these need in turn.
+    return ["-I", os.path.join(prefix, "include"), "-L", library, "-Wl,--disable-new-dtags",
+            f"-Wl,-rpath,{library}", *flags]
 
 
 def compile_driver(name, folder, flags):
