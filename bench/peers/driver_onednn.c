@@ -19,7 +19,7 @@
 
 #include "driver.h"
 
-enum { kMaxThreads = 512 };
+enum { kMaxThreads = 512, kMaxOwned = 2 * kMaxThreads + 8 };
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t md_t;
@@ -47,12 +47,15 @@ static struct {
   float *mask;
   lane *lanes;
   int lanes_count;
+  dnnl_memory_t owned[kMaxOwned];
+  int owned_count;
 } state;
 
 const char *peer_version(void) {
   static char text[128];
   const dnnl_version_t *v = dnnl_version();
-  snprintf(text, sizeof text, "%d.%d.%d primitives", v->major, v->minor, v->patch);
+  snprintf(text, sizeof text, "%d.%d.%d primitives%s", v->major, v->minor, v->patch,
+           v->cpu_runtime == DNNL_RUNTIME_OMP ? "" : ", not OpenMP");
   return text;
 }
 
@@ -106,8 +109,8 @@ static int make_matmul(dnnl_primitive_t *out, md_t *a, md_t *b, md_t *c, md_t *m
 static int make_softmax(dnnl_primitive_t *out, md_t *src, md_t *dst) {
   dnnl_primitive_desc_t pd = NULL;
 #if DNNL_VERSION_MAJOR >= 3
-  int status = dnnl_softmax_forward_primitive_desc_create(&pd, state.engine, dnnl_forward_inference,
-                                                          dnnl_softmax_accurate, *md, *md, 2, NULL);
+  int status = dnnl_softmax_forward_primitive_desc_create(
+      &pd, state.engine, dnnl_forward_inference, dnnl_softmax_accurate, *src, *dst, 2, NULL);
 #else
   dnnl_softmax_desc_t desc;
   (void)dst;  // in place
@@ -121,9 +124,30 @@ static int make_memory(dnnl_memory_t *out, md_t *md, const void *data) {
   return dnnl_memory_create(out, MD(*md), state.engine, (void *)data);
 }
 
-static void *aligned(size_t bytes) {
-  void *block = NULL;
-  return posix_memalign(&block, 4096, bytes) == 0 ? block : NULL;
+// Memory from the library itself: with a SYCL runtime it takes no other. NULL when there is none.
+static void *own(size_t bytes) {
+  md_t md;
+  dnnl_dims_t dims = {(dnnl_dim_t)bytes}, strides = {1};
+  void *data = NULL;
+  dnnl_memory_t memory = NULL;
+#if DNNL_VERSION_MAJOR >= 3
+  int status = dnnl_memory_desc_create_with_strides(&md, 1, dims, dnnl_u8, strides);
+#else
+  int status = dnnl_memory_desc_init_by_strides(&md, 1, dims, dnnl_u8, strides);
+#endif
+  if (status == 0) {
+    status = dnnl_memory_create(&memory, MD(md), state.engine, DNNL_MEMORY_ALLOCATE);
+  }
+  if (status == 0) status = dnnl_memory_get_data_handle(memory, &data);
+  if (status != 0) return NULL;
+#pragma omp critical(owned)
+  if (state.owned_count < kMaxOwned) {
+    state.owned[state.owned_count++] = memory;
+  } else {
+    data = NULL;
+    dnnl_memory_destroy(memory);
+  }
+  return data;
 }
 
 static int make_lane(lane *l, int64_t heads) {
@@ -136,8 +160,8 @@ static int make_lane(lane *l, int64_t heads) {
                make_md(&p, type, heads, M, K, K, 1) | make_md(&o, type, heads, M, D, D, 1) |
                make_md(&mask, dnnl_f32, 1, M, K, K, 1);
   size_t count = (size_t)(heads * M * K);
-  l->scores = aligned(count * (size_t)state.score_bytes);
-  if (type != score) l->narrow = aligned(count * (size_t)state.bytes);
+  l->scores = own(count * (size_t)state.score_bytes);
+  if (type != score) l->narrow = own(count * (size_t)state.bytes);
   if (l->scores == NULL || (type != score && l->narrow == NULL)) return -1;
   status |= make_matmul(&l->qk, &q, &kt, &scores, s->causal ? &mask : NULL);
   status |= make_softmax(&l->softmax, &scores, &p);
@@ -212,6 +236,11 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   if (s->dtype == PEER_F16) return refuse(reason, capacity, "the compiler has no float16");
 #endif
   if (s->backward) return refuse(reason, capacity, "no backward pass composed");
+  if (dnnl_version()->cpu_runtime != DNNL_RUNTIME_OMP &&
+      (form != 0 || s->threads != omp_get_num_procs())) {
+    return refuse(reason, capacity,
+                  "this build counts its threads itself: batched and on all only");
+  }
   if (s->causal && s->heads != s->heads_kv) {
     return refuse(reason, capacity, "no grouped heads together with a mask");
   }
@@ -222,20 +251,20 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
   if (state.lanes_count > kMaxThreads || scores > most / 4) {
     return refuse(reason, capacity, "scores pass 4 GiB");
   }
+  omp_set_num_threads((int)s->threads);
+  int status = dnnl_engine_create(&state.engine, dnnl_cpu, 0);
+  if (status != 0) return refuse(reason, capacity, "no CPU engine");
   int64_t count = s->heads * s->seq_q * s->dim, keys = s->heads_kv * s->seq_k * s->dim;
-  state.q = aligned((size_t)(count * state.bytes)),
-  state.o = aligned((size_t)(count * state.bytes));
-  state.k = aligned((size_t)(keys * state.bytes)), state.v = aligned((size_t)(keys * state.bytes));
+  state.q = own((size_t)(count * state.bytes)), state.o = own((size_t)(count * state.bytes));
+  state.k = own((size_t)(keys * state.bytes)), state.v = own((size_t)(keys * state.bytes));
   state.lanes = calloc((size_t)state.lanes_count, sizeof *state.lanes);
-  if (s->causal) state.mask = aligned((size_t)(s->seq_q * s->seq_k) * 4);
+  if (s->causal) state.mask = own((size_t)(s->seq_q * s->seq_k) * 4);
   if (!state.q || !state.o || !state.k || !state.v || !state.lanes || (s->causal && !state.mask)) {
     return refuse(reason, capacity, "out of memory");
   }
   store(state.q, q, count, s->scale), store(state.k, k, keys, 1), store(state.v, v, keys, 1);
   memset(state.o, 0, (size_t)(count * state.bytes));
   if (s->causal) fill_mask();
-  omp_set_num_threads((int)s->threads);
-  int status = dnnl_engine_create(&state.engine, dnnl_cpu, 0);
   if (status == 0 && form == 0) status = make_lane(&state.lanes[0], state.heads);
   if (status == 0 && form == 1) {
     // Made inside the region: the primitives then count on one thread.
@@ -297,9 +326,9 @@ void peer_close(void) {
       if (primitives[p] != NULL) dnnl_primitive_destroy(primitives[p]);
     }
     if (l->stream != NULL) dnnl_stream_destroy(l->stream);
-    free(l->scores), free(l->narrow);
   }
+  for (int i = 0; i < state.owned_count; ++i) dnnl_memory_destroy(state.owned[i]);
   if (state.engine != NULL) dnnl_engine_destroy(state.engine);
-  free(state.lanes), free(state.q), free(state.k), free(state.v), free(state.o), free(state.mask);
+  free(state.lanes);
   memset(&state, 0, sizeof state);
 }
