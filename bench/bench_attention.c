@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "oracle.h"
+#include "peak_memory.h"
 #include "standard.h"
 #include "tensors.h"
 #include "traffic.h"
@@ -21,6 +22,7 @@ typedef struct bench_run {
   tsr_args args;
   tsr_plan *plan;
   void *workspace;
+  size_t workspace_bytes;  // of the pass that needs most
   char *message;
   size_t capacity;
 } bench_run;
@@ -138,17 +140,24 @@ static bench_status make_plan(bench_run *run, bench_record *record) {
   status = tsr_plan_workspace_size(run->plan, TSR_PASS_FORWARD, &forward);
   if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
   size_t bytes = forward > info.workspace ? forward : info.workspace;
+  run->workspace_bytes = bytes;
   run->workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
   if (run->workspace == NULL) return refuse(run, BENCH_FAILED, "out of memory: workspace");
   memset(run->workspace, 0, bytes);
   return BENCH_OK;
 }
 
-static bench_status check(bench_run *run, bench_record *record) {
+// Backward takes O and LSE from forward.
+static bench_status run_both(bench_run *run) {
   tsr_status status = run_pass(run, TSR_PASS_FORWARD);
   bool backward = run->request->pass == TSR_PASS_BACKWARD;
   if (status == TSR_STATUS_SUCCESS && backward) status = run_pass(run, TSR_PASS_BACKWARD);
-  if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
+  return status == TSR_STATUS_SUCCESS ? BENCH_OK : library_error(run, status);
+}
+
+static bench_status check(bench_run *run, bench_record *record) {
+  bench_status ran = run_both(run);
+  if (ran != BENCH_OK) return ran;
   if (run->request->inspect != NULL) {
     run->request->inspect(run->request->user, false, &run->o, &run->lse);
   }
@@ -186,10 +195,12 @@ static int ascending(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-// Times calls of `once`; returns false when a call fails.
+// Times calls of `once`; returns false when a call fails. A window of the FMA probe follows each
+// sample (beside, may be NULL), so that both see the same clocks and the same neighbours.
 static bool time_calls(bool (*once)(void *), void *user, const bench_request *request,
-                       bench_times *times) {
-  double sample[BENCH_SAMPLES_MAX];
+                       bench_times *times, bench_rate *beside) {
+  const double window = 0.004;
+  double sample[BENCH_SAMPLES_MAX], rate[BENCH_SAMPLES_MAX];
   int n = request->repeats < BENCH_SAMPLES_MAX ? request->repeats : BENCH_SAMPLES_MAX;
   double begin = bench_now(), once_seconds = 0;
   for (int i = 0; i < request->warmup || i < 1; ++i) {
@@ -211,7 +222,9 @@ static bool time_calls(bool (*once)(void *), void *user, const bench_request *re
       if (!once(user)) return false;
     }
     sample[s] = (bench_now() - start) / (double)times->calls_per_sample;
+    if (beside != NULL) rate[s] = bench_probe_fma(request->threads, window);
   }
+  if (beside != NULL) *beside = bench_rate_of(rate, n);
   qsort(sample, (size_t)n, sizeof sample[0], ascending);
   times->least = sample[0];
   times->most = sample[n - 1];
@@ -243,8 +256,8 @@ static bench_status check_standard(bench_run *run) {
   return BENCH_OK;
 }
 
-// Standard attention on the same inputs; it overwrites O.
-static bench_status time_standard(bench_run *run, bench_record *record) {
+// Standard attention's problem on the same inputs; it overwrites O.
+static standard_problem standard_of(const bench_run *run) {
   const tsr_problem *p = &run->request->problem;
   bool corner = p->causal == TSR_CAUSAL_BOTTOM_RIGHT || p->window.kind == TSR_WINDOW_BOTTOM_RIGHT;
   bool windowed = p->window.kind != TSR_WINDOW_NONE;
@@ -271,6 +284,11 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
   memcpy(s.k_stride, run->k.stride, sizeof s.k_stride);
   memcpy(s.v_stride, run->v.stride, sizeof s.v_stride);
   memcpy(s.o_stride, run->o.stride, sizeof s.o_stride);
+  return s;
+}
+
+static bench_status time_standard(bench_run *run, bench_record *record) {
+  standard_problem s = standard_of(run);
   // A short problem is done sooner by one thread than by all: the opponent may choose.
   const double short_flops = 1e9;
   int threads[2] = {s.threads, 1};
@@ -279,7 +297,7 @@ static bench_status time_standard(bench_run *run, bench_record *record) {
     standard_state *state = standard_create(&s);
     if (state == NULL) return refuse(run, BENCH_FAILED, "out of memory: standard attention");
     bench_times times;
-    time_calls(once_standard, state, run->request, &times);
+    time_calls(once_standard, state, run->request, &times, NULL);
     standard_destroy(state);
     if (i == 0 || times.median < record->standard_times.median) record->standard_times = times;
     if (record->flops > short_flops) break;
@@ -303,6 +321,17 @@ static bool measure_traffic(bench_run *run, bench_record *record) {
   bool ok = once_library(run);
   record->bytes_measured = bench_traffic_end(&traffic);
   return ok;
+}
+
+// With few query rows per key the caches' or the memory's read rate is the limit, and which of them
+// it is depends on the size of K and V: an array as large is read.
+static double probe_same_size(bench_run *run, bench_record *record) {
+  const tsr_problem *p = &run->problem;
+  const int64_t few_rows = 64;
+  if (p->seq_q * (p->heads_q / p->heads_kv) > few_rows) return 0;
+  record->read_array = run->k.count * (int64_t)bench_dtype_bytes(run->k.dtype) +
+                       run->v.count * (int64_t)bench_dtype_bytes(run->v.dtype);
+  return bench_probe_read(run->request->threads, record->read_array);
 }
 
 bench_status bench_plan(const bench_request *request, char *message, size_t capacity) {
@@ -334,10 +363,13 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
   if (status == BENCH_OK) status = check(&run, record);
   if (status == BENCH_OK) {
     record->clock_before = bench_probe_clock();
-    if (!time_calls(once_library, &run, request, &record->times) ||
+    double read_before = probe_same_size(&run, record);
+    if (!time_calls(once_library, &run, request, &record->times, &record->fma_beside) ||
         !measure_traffic(&run, record)) {
       status = refuse(&run, BENCH_FAILED, "%s: %s", record->kernel, tsr_last_message());
     }
+    double read_after = probe_same_size(&run, record);
+    record->read_beside = read_after > read_before ? read_after : read_before;
     record->clock_after = bench_probe_clock();
   }
   if (status == BENCH_OK && request->standard) status = time_standard(&run, record);
@@ -345,8 +377,61 @@ bench_status bench_attention(const bench_request *request, bench_record *record,
   return status;
 }
 
+static int64_t tensor_bytes(const bench_run *run) {
+  const bench_tensor *all[] = {&run->q,    &run->k,  &run->v,  &run->o,
+                               &run->dout, &run->dq, &run->dk, &run->dv};
+  int64_t bytes = 0;
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+    if (all[i]->data != NULL) bytes += all[i]->count * (int64_t)bench_dtype_bytes(all[i]->dtype);
+  }
+  return bytes;
+}
+
+static bench_status peak_standard(bench_run *run) {
+  standard_problem s = standard_of(run);
+  standard_state *state = standard_create(&s);
+  if (state == NULL) return refuse(run, BENCH_FAILED, "out of memory: standard attention");
+  standard_run(state);
+  standard_destroy(state);
+  return BENCH_OK;
+}
+
+bench_status bench_peak_run(const bench_request *request, bool standard, bench_peak *peak,
+                            char *message, size_t capacity) {
+  bench_run run = {
+      .request = request, .problem = request->problem, .message = message, .capacity = capacity};
+  bench_record record = {.times = {.samples = 0}};
+  *peak = (bench_peak){.kernel = "standard attention"};
+  bench_status status = standard ? check_standard(&run) : BENCH_OK;
+  set_pointers(&run);
+  if (status == BENCH_OK && !create_tensors(&run)) {
+    status = refuse(&run, BENCH_FAILED, "out of memory: tensors");
+  }
+  set_pointers(&run);
+  int64_t before = bench_peak_resident();
+  peak->tensors = tensor_bytes(&run);
+  if (status == BENCH_OK && standard) status = peak_standard(&run);
+  if (status == BENCH_OK && !standard) {
+    // LSE was touched with the other tensors; the algorithm needs it, so it counts.
+    peak->lse = run.lse.count * (int64_t)bench_dtype_bytes(run.lse.dtype);
+    status = make_plan(&run, &record);
+    if (status == BENCH_OK) status = run_both(&run);
+    peak->workspace = (int64_t)run.workspace_bytes;
+    snprintf(peak->kernel, sizeof peak->kernel, "%s", record.kernel);
+  }
+  peak->extra = bench_peak_resident() - before + peak->lse;
+  free_run(&run);
+  return status;
+}
+
+double bench_fma_rate(const bench_record *record, const bench_probe *probe) {
+  return record->fma_beside.samples > 0 ? record->fma_beside.best : probe->flops_f32;
+}
+
 double bench_roofline_seconds(const bench_record *record, const bench_probe *probe) {
-  double compute = probe->flops_f32 > 0 ? record->flops / probe->flops_f32 : 0;
-  double memory = probe->read_bytes > 0 ? record->bytes / probe->read_bytes : 0;
+  double fma = bench_fma_rate(record, probe);
+  double read = record->read_beside > 0 ? record->read_beside : probe->read_bytes;
+  double compute = fma > 0 ? record->flops / fma : 0;
+  double memory = read > 0 ? record->bytes / read : 0;
   return compute > memory ? compute : memory;
 }

@@ -54,8 +54,11 @@ typedef struct bench_record {
   double bytes_measured;  // of one call; negative: see the reason
   char bytes_reason[96];
   bench_times times;
-  double clock_before, clock_after;    // Hz; 0 unknown
-  const char *check;                   // "whole result", "sampled rows", "one head", "not checked"
+  double clock_before, clock_after;  // Hz; 0 unknown
+  bench_rate fma_beside;             // FLOP/s of the machine, one window after each sample
+  double read_beside;  // bytes/s of reading an array of K's and V's size; 0: not memory bound
+  int64_t read_array;  // its bytes
+  const char *check;   // "whole result", "sampled rows", "one head", "not checked"
   double max_error, rms_error, ratio;  // worst output; ratio: error over the contract's bound
   bool standard;
   bench_times standard_times;
@@ -76,7 +79,10 @@ bench_status bench_plan(const bench_request *request, char *message, size_t capa
 bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity);
 
-// Seconds of the roofline, and the share of it that the median reached.
+// FLOP/s the machine did beside the measurement at best; the probe's before it if there is none.
+double bench_fma_rate(const bench_record *record, const bench_probe *probe);
+
+// Seconds of the roofline: FLOPs at that rate or bytes at the read rate, whichever is longer.
 double bench_roofline_seconds(const bench_record *record, const bench_probe *probe);
 
 #endif  // TESSERA_BENCH_BENCH_ATTENTION_H_

@@ -6,6 +6,7 @@
 #include "probe.h"
 
 #include <omp.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,13 +19,21 @@ double bench_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-enum { kSamples = 7, kChains = 12 };
+enum { kSamples = 11, kReadSamples = 5, kChains = 12 };
+static const double kWindow = 0.02;  // seconds
 
-// A peak is what the machine can do when nothing disturbs it: the best sample, not the median.
-static double best_of(const double rate[kSamples]) {
-  double best = 0;
-  for (int s = 0; s < kSamples; ++s) best = rate[s] > best ? rate[s] : best;
-  return best;
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+bench_rate bench_rate_of(double *samples, int count) {
+  if (count < 1) return (bench_rate){.samples = 0};
+  qsort(samples, (size_t)count, sizeof samples[0], ascending);
+  return (bench_rate){.best = samples[count - 1],
+                      .median = 0.5 * (samples[(count - 1) / 2] + samples[count / 2]),
+                      .least = samples[0],
+                      .samples = count};
 }
 
 typedef double (*fma_fn)(int64_t rounds);
@@ -78,45 +87,88 @@ static fma_fn pick_fma(const char **isa) {
   return fma_128;
 }
 
-static double measure_flops(fma_fn fma, int threads) {
-  int64_t rounds = 1 << 16;
-  double begin = bench_now();
-  fma(rounds);
-  double once = bench_now() - begin;
-  rounds = (int64_t)((double)rounds * 0.04 / (once > 1e-6 ? once : 1e-6)) + 1;
-  double rate[kSamples];
-  for (int s = 0; s < kSamples; ++s) {
-    double flops = 0;
-    begin = bench_now();
-#pragma omp parallel num_threads(threads) reduction(+ : flops)
-    flops += fma(rounds);
-    rate[s] = flops / (bench_now() - begin);
+// Work of `chunk` rounds, repeated until the window is over; every thread has its own clock.
+static double fma_window(fma_fn fma, int threads, int64_t chunk, double seconds) {
+  double rate = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+  {
+#pragma omp barrier
+    double flops = 0, begin = bench_now(), end = begin;
+    while (end < begin + seconds) {
+      flops += fma(chunk);
+      end = bench_now();
+    }
+    rate += flops / (end - begin);
   }
-  return best_of(rate);
+  return rate;
+}
+
+enum {
+  kFmaChunk = 4096
+};  // tens of microseconds: short against a window, long against a clock read
+
+double bench_probe_fma(int threads, double seconds) {
+  const char *isa;
+  fma_fn fma = pick_fma(&isa);
+  return fma_window(fma, threads > 0 ? threads : omp_get_max_threads(), kFmaChunk, seconds);
+}
+
+// Threads wake and clocks settle: windows until a quarter of a second has passed and the rate has
+// stopped rising, a second at most.
+static void warm_up(int threads) {
+  double begin = bench_now(), best = 0, now = 0;
+  do {
+    double rate = bench_probe_fma(threads, kWindow);
+    bool rising = rate > 1.02 * best;
+    best = rate > best ? rate : best;
+    now = bench_now() - begin;
+    if (now > 0.25 && !rising) break;
+  } while (now < 1);
+}
+
+static void measure_flops(bench_probe *probe) {
+  double sample[kSamples];
+  warm_up(probe->threads);
+  for (int s = 0; s < kSamples; ++s) sample[s] = bench_probe_fma(probe->threads, kWindow);
+  probe->fma = bench_rate_of(sample, kSamples);
+  probe->flops_f32 = probe->fma.best;
+  // Powers of two, then all: threads that are siblings of one core show here.
+  for (int n = 1; n < probe->threads && probe->scalings < BENCH_SCALING_MAX - 1; n *= 2) {
+    double best = 0;
+    for (int s = 0; s < 3; ++s) {
+      double rate = bench_probe_fma(n, kWindow);
+      best = rate > best ? rate : best;
+    }
+    probe->scaling[probe->scalings++] = (bench_scaling){n, best};
+  }
+  probe->scaling[probe->scalings++] = (bench_scaling){probe->threads, probe->flops_f32};
 }
 
 typedef uint64_t (*sum_fn)(const uint64_t *data, int64_t count);
 
-// Sum of a block in eight chains: loads, not additions, are the limit. Vectors as wide as the machine
-// has, so that few instructions keep many cache lines under way.
-#define DEFINE_SUM(name, bytes, attribute)                                                \
-  attribute static uint64_t name(const uint64_t *data, int64_t count) {                   \
-    typedef uint64_t vec __attribute__((vector_size(bytes)));                             \
-    enum { kWords = (bytes) / 8 };                                                        \
-    vec s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;          \
-    for (int64_t i = 0; i + 8 * kWords <= count; i += 8 * kWords) {                       \
-      const vec *v = (const vec *)(data + i);                                             \
-      s0 += v[0], s1 += v[1], s2 += v[2], s3 += v[3];                                     \
-      s4 += v[4], s5 += v[5], s6 += v[6], s7 += v[7];                                     \
-    }                                                                                     \
-    s0 += s1 + s2 + s3 + s4 + s5 + s6 + s7;                                               \
-    uint64_t sum = 0;                                                                     \
-    for (int k = 0; k < kWords; ++k) sum += s0[k];                                        \
-    return sum;                                                                           \
+// Sum as integers in eight chains from four places, so that loads, not additions or one row of
+// prefetches, are the limit. count is a multiple of 4 * 64.
+#define DEFINE_SUM(name, bytes, attribute)                                          \
+  attribute static uint64_t name(const uint64_t *data, int64_t count) {             \
+    typedef uint64_t vec __attribute__((vector_size(bytes)));                       \
+    enum { kLanes = (bytes) / 8 };                                                  \
+    int64_t quarter = count / 4;                                                    \
+    const uint64_t *a = data, *b = a + quarter, *c = b + quarter, *d = c + quarter; \
+    vec s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;    \
+    for (int64_t i = 0; i < quarter; i += 2 * kLanes) {                             \
+      s0 += *(const vec *)(a + i), s1 += *(const vec *)(a + i + kLanes);            \
+      s2 += *(const vec *)(b + i), s3 += *(const vec *)(b + i + kLanes);            \
+      s4 += *(const vec *)(c + i), s5 += *(const vec *)(c + i + kLanes);            \
+      s6 += *(const vec *)(d + i), s7 += *(const vec *)(d + i + kLanes);            \
+    }                                                                               \
+    vec sum = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;                                \
+    uint64_t total = 0;                                                             \
+    for (int i = 0; i < kLanes; ++i) total += sum[i];                               \
+    return total;                                                                   \
   }
 
 #if defined(__x86_64__)
-DEFINE_SUM(sum_512, 64, __attribute__((target("avx512f"))))
+DEFINE_SUM(sum_512, 64, __attribute__((target("avx512f,avx2"))))
 DEFINE_SUM(sum_256, 32, __attribute__((target("avx2"))))
 #endif
 DEFINE_SUM(sum_128, 16, )
@@ -129,35 +181,70 @@ static sum_fn pick_sum(void) {
   return sum_128;
 }
 
-// Reads an array far larger than any cache, or an eighth of memory if that is less, in large pages
-// where the system gives them.
-static double measure_read(int threads, int64_t *bytes) {
-  const int64_t huge = (int64_t)1 << 21;
-  int64_t size = (int64_t)1 << 30;
-  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
-  *bytes = size;
-  uint64_t *data = aligned_alloc((size_t)huge, (size_t)((size + huge - 1) / huge * huge));
-  if (data == NULL) return 0;
-#ifdef MADV_HUGEPAGE
-  madvise(data, (size_t)size, MADV_HUGEPAGE);
-#endif
-  int64_t chunk = size / 8 / threads / 512 * 512;
-  sum_fn sum = pick_sum();
-#pragma omp parallel num_threads(threads)
-  memset(data + chunk * omp_get_thread_num(), 1, (size_t)chunk * 8);
-  double rate[kSamples];
+// Whole passes over each thread's own part, as many as fill the window.
+static double read_window(sum_fn sum, const uint64_t *data, int64_t part, int threads,
+                          double seconds, uint64_t *sink) {
+  double rate = 0;
   uint64_t total = 0;
-  for (int s = 0; s < kSamples; ++s) {
-    double begin = bench_now();
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    total += sum(data + chunk * omp_get_thread_num(), chunk);
-    rate[s] = (double)chunk * 8 * threads / (bench_now() - begin);
+#pragma omp parallel num_threads(threads) reduction(+ : rate, total)
+  {
+    const uint64_t *own = data + part * omp_get_thread_num();
+#pragma omp barrier
+    double bytes = 0, begin = bench_now(), end = begin;
+    while (end < begin + seconds) {
+      total += sum(own, part);
+      bytes += (double)part * 8;
+      end = bench_now();
+    }
+    rate += bytes / (end - begin);
+  }
+  *sink += total;
+  return rate;
+}
+
+// Large pages where the system gives them: address translation is not what is measured. Each thread
+// touches its part first, so that the part lies in its own node's memory.
+static bench_rate measure_read(int threads, int64_t bytes) {
+  const int64_t step = 4 * 64, page = 1 << 21;
+  double sample[kReadSamples];
+  int64_t part = bytes / 8 / threads / step * step;
+  if (part < step) part = step;
+  size_t size = (size_t)((part * 8 * threads + page - 1) / page * page);
+  uint64_t *data = aligned_alloc((size_t)page, size);
+  if (data == NULL) return (bench_rate){.samples = 0};
+#ifdef MADV_HUGEPAGE
+  madvise(data, size, MADV_HUGEPAGE);
+#endif
+#pragma omp parallel num_threads(threads)
+  memset(data + part * omp_get_thread_num(), 1, (size_t)part * 8);
+  sum_fn sum = pick_sum();
+  uint64_t total = 0;
+  read_window(sum, data, part, threads, kWindow, &total);
+  for (int s = 0; s < kReadSamples; ++s) {
+    sample[s] = read_window(sum, data, part, threads, kWindow, &total);
   }
   volatile uint64_t sink = total;
   (void)sink;
   free(data);
-  return best_of(rate);
+  return bench_rate_of(sample, kReadSamples);
+}
+
+double bench_probe_read(int threads, int64_t bytes) {
+  return measure_read(threads > 0 ? threads : omp_get_max_threads(), bytes).best;
+}
+
+// Three times the last-level cache, so that two thirds of each pass come from memory at least; half
+// a gibibyte if that is more, an eighth of memory if that is less.
+static int64_t read_array_bytes(void) {
+  int64_t size = (int64_t)1 << 29;
+  long cache = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (cache > 0 && 3 * (int64_t)cache > size) size = 3 * (int64_t)cache;
+  while (pages > 0 && size > (int64_t)pages * page / 8) size /= 2;
+  return size;
 }
 
 // A chain of dependent register additions takes one cycle each; additions of a constant would not,
@@ -187,8 +274,10 @@ double bench_probe_clock(void) {
 
 void bench_probe_run(bench_probe *probe, int threads) {
   *probe = (bench_probe){.threads = threads > 0 ? threads : omp_get_max_threads()};
-  fma_fn fma = pick_fma(&probe->isa);
+  pick_fma(&probe->isa);
+  measure_flops(probe);
   probe->clock_hz = bench_probe_clock();
-  probe->flops_f32 = measure_flops(fma, probe->threads);
-  probe->read_bytes = measure_read(probe->threads, &probe->read_array);
+  probe->read_array = read_array_bytes();
+  probe->read = measure_read(probe->threads, probe->read_array);
+  probe->read_bytes = probe->read.best;
 }

@@ -59,11 +59,24 @@ static json_t *times_json(const bench_times *t) {
                    "calls_per_sample", (json_int_t)t->calls_per_sample);
 }
 
+static json_t *rate_json(const bench_rate *rate) {
+  return json_pack("{s:o, s:o, s:o, s:i}", "best", real(rate->best), "median", real(rate->median),
+                   "least", real(rate->least), "windows", rate->samples);
+}
+
 json_t *report_probe_json(const bench_probe *probe) {
-  return json_pack("{s:o, s:o, s:o, s:i, s:s, s:I}", "fma_flops_f32", real(probe->flops_f32),
-                   "read_bytes_per_second", real(probe->read_bytes), "clock_hz",
-                   real(probe->clock_hz), "threads", probe->threads, "isa", probe->isa,
-                   "read_array_bytes", (json_int_t)probe->read_array);
+  json_t *root = json_pack("{s:o, s:o, s:o, s:i, s:s, s:I, s:o, s:o}", "fma_flops_f32",
+                           real(probe->flops_f32), "read_bytes_per_second", real(probe->read_bytes),
+                           "clock_hz", real(probe->clock_hz), "threads", probe->threads, "isa",
+                           probe->isa, "read_array_bytes", (json_int_t)probe->read_array, "fma",
+                           rate_json(&probe->fma), "read", rate_json(&probe->read));
+  json_t *scaling = json_array();
+  for (int i = 0; i < probe->scalings; ++i) {
+    json_array_append_new(
+        scaling, json_pack("[i, o]", probe->scaling[i].threads, real(probe->scaling[i].flops)));
+  }
+  json_object_set_new(root, "fma_by_threads", scaling);
+  return root;
 }
 
 static json_t *problem_json(const bench_record *r) {
@@ -107,7 +120,14 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
   json_object_set_new(root, "seconds", times_json(&r->times));
   json_object_set_new(root, "tflops", real(r->flops / t * 1e-12));
   json_object_set_new(root, "gigabytes_per_second", real(r->bytes / t * 1e-9));
-  json_object_set_new(root, "fraction_of_fma_rate", real(r->flops / t / probe->flops_f32));
+  json_object_set_new(root, "fma_beside", rate_json(&r->fma_beside));
+  json_object_set_new(root, "fraction_of_fma_rate", real(r->flops / t / bench_fma_rate(r, probe)));
+  if (r->read_beside > 0) {
+    json_object_set_new(root, "read_beside",
+                        json_pack("{s:o, s:I, s:o}", "bytes_per_second", real(r->read_beside),
+                                  "array_bytes", (json_int_t)r->read_array, "fraction",
+                                  real((double)r->read_array / t / r->read_beside)));
+  }
   json_object_set_new(root, "fraction_of_roofline", real(roofline / t));
   json_object_set_new(root, "clock_hz",
                       json_pack("[o, o]", real(r->clock_before), real(r->clock_after)));
@@ -120,6 +140,19 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
   json_object_set_new(root, "probe", report_probe_json(probe));
   json_object_set_new(root, "machine", bench_machine_json(machine));
   return root;
+}
+
+json_t *report_peak_json(const tsr_problem *problem, tsr_pass pass, const bench_peak *peak,
+                         const bench_peak *standard, const bench_machine *machine) {
+  const bench_record record = {.problem = *problem};
+  return json_pack("{s:s, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:o, s:o}", "version",
+                   tsr_version_string(), "problem", problem_json(&record), "pass",
+                   pass == TSR_PASS_BACKWARD ? "backward" : "forward", "kernel", peak->kernel,
+                   "tensor_bytes", (json_int_t)peak->tensors, "workspace_bytes",
+                   (json_int_t)peak->workspace, "lse_bytes", (json_int_t)peak->lse,
+                   "extra_peak_bytes", (json_int_t)peak->extra, "standard_extra_peak_bytes",
+                   standard != NULL ? json_integer((json_int_t)standard->extra) : json_null(),
+                   "machine", bench_machine_json(machine));
 }
 
 bool report_can_plot(void) {

@@ -9,11 +9,15 @@
 
 #include "bench_attention.h"
 #include "machine.h"
+#include "peak_memory.h"
 #include "probe.h"
 
 // One object with everything the protocol asks for.
 json_t *report_json(const bench_record *record, const bench_probe *probe,
                     const bench_machine *machine);
+// standard: NULL, or standard attention's peak on the same problem.
+json_t *report_peak_json(const tsr_problem *problem, tsr_pass pass, const bench_peak *peak,
+                         const bench_peak *standard, const bench_machine *machine);
 json_t *report_probe_json(const bench_probe *probe);
 
 // "causal bottom-right, window -64..0" or "full".

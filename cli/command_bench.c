@@ -12,6 +12,7 @@
 
 #include "atomic_output.h"
 #include "bench/bench_attention.h"
+#include "bench/peak_memory.h"
 #include "bench/report.h"
 #include "commands.h"
 #include "field_names.h"
@@ -27,6 +28,7 @@ enum {
   KEY_SAMPLE,
   KEY_NO_CHECK,
   KEY_STANDARD,
+  KEY_MEMORY,
   KEY_PLOT,
   KEY_JSON,
 };
@@ -38,7 +40,7 @@ typedef struct bench_options {
   int pass;
   int64_t repeats, warmup;
   double sample_seconds;
-  bool no_check, standard, json;
+  bool no_check, standard, memory, json;
   const char *plot;
 } bench_options;
 
@@ -51,6 +53,9 @@ static const struct argp_option kOptions[] = {
     {"no-check", KEY_NO_CHECK, 0, 0, "Time without comparing with the oracle first; records say so",
      4},
     {"standard", KEY_STANDARD, 0, 0, "Also time standard (materialised) attention", 4},
+    {"memory", KEY_MEMORY, 0, 0,
+     "Instead of time: peak memory of one call besides its tensors, each in a process of its own",
+     4},
     {"plot", KEY_PLOT, "FILE.svg", 0, "Plot speed over --sq with gnuplot", 4},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 4},
     PARSE_HELP_OPTION,
@@ -88,6 +93,9 @@ static error_t parse_bench(int key, char *arg, struct argp_state *argp_state) {
     case KEY_STANDARD:
       options->standard = true;
       return 0;
+    case KEY_MEMORY:
+      options->memory = true;
+      return 0;
     case KEY_PLOT:
       options->plot = arg;
       return 0;
@@ -100,6 +108,12 @@ static error_t parse_bench(int key, char *arg, struct argp_state *argp_state) {
 }
 
 static bool check_options(const bench_options *options, cli_message *message) {
+  if (options->memory && (options->plot != NULL || options->no_check)) {
+    return cli_fail(message,
+                    "%s: found with --memory, which times and checks nothing; accepted: one "
+                    "of the two",
+                    options->plot != NULL ? "--plot" : "--no-check");
+  }
   if (options->plot == NULL) return true;
   size_t n = strlen(options->plot);
   if (n < 5 || strcmp(options->plot + n - 4, ".svg") != 0) {
@@ -118,8 +132,14 @@ static void print_head(const bench_machine *machine, const bench_probe *probe,
                        const bench_options *options) {
   printf("# tessera %s; %s, %d threads, clock %.2f GHz; %s\n", tsr_version_string(), machine->cpu,
          probe->threads, probe->clock_hz * 1e-9, machine->compiler);
-  printf("# probes: float32 %s %.1f GFLOP/s, memory read %.1f GB/s\n", probe->isa,
-         probe->flops_f32 * 1e-9, probe->read_bytes * 1e-9);
+  printf("# probes: float32 %s %.1f GFLOP/s (median %.1f), memory read %.1f GB/s (median %.1f)\n",
+         probe->isa, probe->flops_f32 * 1e-9, probe->fma.median * 1e-9, probe->read_bytes * 1e-9,
+         probe->read.median * 1e-9);
+  printf("# float32 FMA by threads:");
+  for (int i = 0; i < probe->scalings; ++i) {
+    printf(" %d: %.1f", probe->scaling[i].threads, probe->scaling[i].flops * 1e-9);
+  }
+  printf(" GFLOP/s\n");
   printf("# %" PRId64 " warm-up calls, %" PRId64
          " samples of %g s; time: median (quartile spread)\n",
          options->warmup, options->repeats, options->sample_seconds);
@@ -268,6 +288,63 @@ static int run_all(const bench_options *options, tsr_context *context, cli_messa
   return code;
 }
 
+static void memory_row(text_table *table, const bench_request *request, const bench_peak *peak,
+                       const bench_peak *standard) {
+  char text[64], mask[256];
+  const tsr_problem *p = &request->problem;
+  table_cell(table,
+             "%" PRId64 " %" PRId64 "/%" PRId64 " %" PRId64 "x%" PRId64 " %" PRId64 "/%" PRId64,
+             p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk,
+             p->dim_v > 0 ? p->dim_v : p->dim_qk);
+  table_cell(table, "%s", bench_dtype_name(p->q.dtype));
+  table_cell(table, "%.90s", report_mask(p, mask, sizeof mask));
+  table_cell(table, "%.90s", peak->kernel);
+  table_cell(table, "%s", text_bytes((double)peak->tensors, text, sizeof text));
+  table_cell(table, "%s", text_bytes((double)peak->workspace, text, sizeof text));
+  table_cell(table, "%s", text_bytes((double)peak->extra, text, sizeof text));
+  if (standard != NULL) {
+    table_cell(table, "%s", text_bytes((double)standard->extra, text, sizeof text));
+  } else {
+    table_cell(table, "-");
+  }
+}
+
+// Nothing here may start threads: the measuring processes are copies of this one.
+static int run_memory(const bench_options *options, tsr_context *context, cli_message *message) {
+  static const char *const kHeader[] = {
+      "B Hq/Hkv SqxSk D/Dv", "type",       "mask",       "kernel", "tensors",
+      "workspace",           "extra peak", "of standard"};
+  size_t count = shape_options_count(&options->shape);
+  bench_machine machine;
+  bench_machine_read(&machine);
+  text_table table = {.columns = 0};
+  if (!options->json) table_begin(&table, "llllrrrr", kHeader);
+  int code = CLI_EXIT_OK;
+  for (size_t i = 0; code == CLI_EXIT_OK && i < count; ++i) {
+    bench_request request;
+    bench_peak peak, standard;
+    char why[1024];
+    if (!make_request(options, context, i, &request, message)) return CLI_EXIT_BAD_INPUT;
+    bench_status status = bench_peak_memory(&request, false, &peak, why, sizeof why);
+    if (status == BENCH_OK && options->standard) {
+      status = bench_peak_memory(&request, true, &standard, why, sizeof why);
+    }
+    code = exit_of(status);
+    const bench_peak *other = options->standard ? &standard : NULL;
+    if (code != CLI_EXIT_OK) {
+      cli_fail(message, "%s", why);
+    } else if (!options->json) {
+      memory_row(&table, &request, &peak, other);
+    } else if (!json_print_line(
+                   report_peak_json(&request.problem, request.pass, &peak, other, &machine))) {
+      code = CLI_EXIT_FAILED;
+    }
+  }
+  if (!options->json) table_print(&table, stdout);
+  table_free(&table);
+  return code;
+}
+
 int command_bench(int argc, char **argv) {
   const struct argp_child children[] = {
       {&shape_options_argp, 0, 0, 0}, {&problem_options_argp, 0, 0, 0}, {0}};
@@ -289,7 +366,10 @@ int command_bench(int argc, char **argv) {
   if (parsed == PARSE_OK && check_options(&options, &message) &&
       cli_context_create(&context, options.problem.threads, NULL, &message)) {
     code = plan_all(&options, context, &message);
-    if (code == CLI_EXIT_OK) code = run_all(&options, context, &message);
+    if (code == CLI_EXIT_OK) {
+      code = options.memory ? run_memory(&options, context, &message)
+                            : run_all(&options, context, &message);
+    }
   }
   if (code != CLI_EXIT_OK) cli_print_error(&message);
   tsr_context_destroy(context);

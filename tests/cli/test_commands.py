@@ -85,6 +85,10 @@ class Commands(CliTest):
             self.assertEqual(r["check"]["extent"], "whole result")
             self.assertLessEqual(r["check"]["error_over_bound"], 1)
             self.assertGreater(r["probe"]["fma_flops_f32"], 0)
+            self.assertEqual(r["probe"]["fma_by_threads"][-1],
+                             [r["probe"]["threads"], r["probe"]["fma_flops_f32"]])
+            self.assertEqual(r["fma_beside"]["windows"], 3)
+            self.assertEqual(r["probe"]["read"]["best"], r["probe"]["read_bytes_per_second"])
             self.assertGreater(r["standard_attention"]["seconds"]["median"], 0)
             self.assertGreater(r["bytes_predicted"], 0)
             self.assertTrue(r["bytes_measured"] is None or r["bytes_measured"] > 0)
@@ -105,6 +109,20 @@ class Commands(CliTest):
         self.assertEqual(r["pass"], "backward")
         self.assertLessEqual(r["check"]["error_over_bound"], 1)
 
+    def test_bench_memory(self):
+        arguments = ("bench", "--memory", "--hq", "1", "--sq", "512,2048", "--d", "16")
+        records = self.good_json_lines(*arguments, "--standard", "--json")
+        for n, r in zip((512, 2048), records):
+            self.assertEqual(r["tensor_bytes"], 4 * n * 16 * 4)
+            self.assertEqual(r["lse_bytes"], 4 * n)
+            # Sizes of a process are known to about half a mebibyte.
+            self.assertGreater(r["extra_peak_bytes"] + (1 << 20), r["workspace_bytes"])
+            self.assertGreater(r["standard_extra_peak_bytes"] + (1 << 20), 4 * n * n)
+        backward = self.good_json_lines(*arguments, "--pass", "backward", "--json")
+        self.assertEqual(backward[0]["tensor_bytes"], 8 * 512 * 16 * 4)
+        self.assertIsNone(backward[0]["standard_extra_peak_bytes"])
+        self.assertIn("extra peak", self.good(*arguments))
+
     def test_bench_refusals(self):
         for arguments, words in ((("--sq", "0"), ["no rows"]),
                                  (("--repeats", "0"), ["--repeats"]),
@@ -114,6 +132,10 @@ class Commands(CliTest):
                                   ["--kernel"]),
                                  (("--standard", "--dropout", "0.5"), ["--standard"]),
                                  (("--standard", "--pass", "backward", "--backend", "reference"),
+                                  ["--standard"]),
+                                 (("--memory", "--plot", "x.svg"), ["--plot", "--memory"]),
+                                 (("--memory", "--no-check"), ["--no-check", "--memory"]),
+                                 (("--memory", "--standard", "--pass", "backward"),
                                   ["--standard"]),
                                  (("--hkv", "3"), ["--hq"]),
                                  (("--sq", "1,2,x"), ["--sq"])):

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/peers/ without any peer and with one made for the purpose: absence is one line and status 3,
+refusals and wrong results are reported and not timed, records hold what the README says. Python's
+standard library only; no figure of time or memory of a real library is judged."""
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = os.environ["TESSERA_SOURCE"]
+CLI = os.environ["TESSERA_CLI"]
+SCRIPTS = os.path.join(SOURCE, "bench", "peers")
+sys.path[:0] = [SCRIPTS, os.path.dirname(os.path.abspath(__file__))]
+import peer_api  # noqa: E402
+import peer_run  # noqa: E402
+
+OPTIONAL = ("numpy", "torch", "onnx", "onnxruntime", "openvino")
+
+
+class PeersTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="tessera-peers-test-")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+    def bare(self):
+        """An environment in which no peer's module can be imported, installed or not."""
+        for module in OPTIONAL:
+            with open(os.path.join(self.folder, module + ".py"), "w", encoding="ascii") as out:
+                out.write("raise ImportError('kept away by the test')\n")
+        return dict(os.environ, PYTHONPATH=self.folder)
+
+    def script(self, name, *arguments, environment=None):
+        return subprocess.run([sys.executable, "-B", os.path.join(SCRIPTS, name), *arguments],
+                              capture_output=True, text=True, env=environment, check=False)
+
+    def test_absent_peers_are_one_line_each(self):
+        done = self.script("peer_run.py", CLI, environment=self.bare())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        lines = done.stdout.splitlines()
+        self.assertEqual(len(lines), len(peer_run.PEERS), done.stdout)
+        for line, name in zip(lines, peer_run.PEERS):
+            self.assertTrue(line.startswith(f"# {name}: absent: "), line)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_torch_script_says_that_it_is_absent(self):
+        done = self.script("torch_sdpa.py", CLI, "--threads", "1", "--passes", "both", "--dtypes",
+                           "f32", "--lengths", "16", environment=self.bare())
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("# torch: absent: ", done.stdout)
+
+    def test_bad_options(self):
+        for arguments in (("--peers", "abacus"), ("--lengths", "0"), ("--masks", "window"),
+                          ("--dtypes", "f64"), ("--passes", "sideways")):
+            with self.subTest(arguments):
+                done = self.script("peer_run.py", CLI, *arguments)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(arguments[0], done.stderr)
+        done = self.script("peer_run.py", CLI, "--decode", "64", "--decode-heads", "5,2")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--decode-heads", done.stderr)
+
+    def test_memory_table_without_peers(self):
+        path = os.path.join(self.folder, "memory.jsonl")
+        done = self.script("memory_table.py", CLI, "--lengths", "64,96", "--threads", "1", "--json",
+                           path, environment=self.bare())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("openblas: absent", done.stdout)
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        self.assertEqual([(r["pass"], r["length"]) for r in records],
+                         [("forward", 64), ("forward", 96), ("backward", 64), ("backward", 96)])
+        self.assertEqual(records[0]["peers"]["openblas"]["form"], "built-in")
+        self.assertIsNone(records[2]["peers"]["openblas"]["extra_peak_bytes"])
+
+    def compare(self, dims, status=0):
+        """Standard output and records of the fake peer at some head dimensions."""
+        path = os.path.join(self.folder, "records.jsonl")
+        parser = argparse.ArgumentParser()
+        peer_run.add_options(parser, masks="full", lengths="16")
+        options = parser.parse_args([CLI, "--threads", "1", "--heads", "2", "--dims", dims, "--rounds",
+                                     "2", "--seconds", "0.01", "--json", path])
+        here = os.path.dirname(os.path.abspath(__file__))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = here
+        try:
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                found = peer_run.run(options, ["fake_peer"])
+        finally:
+            os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+        self.assertEqual(found, status)
+        with open(path, encoding="utf-8") as lines:
+            return text.getvalue(), [json.loads(line) for line in lines]
+
+    def test_a_peer_that_restarts_refuses_errs_and_dies(self):
+        text, (good, refused, wrong, dead, after) = self.compare("16,24,32,40,56")
+        self.assertIn("# fake_peer: fake 1.0, FAKE_READY 1", text)
+        self.assertEqual(good["peer"], "fake 1.0")
+        self.assertEqual(good["peer_form"], "second")  # the faster of the two
+        self.assertEqual(len(good["peer_seconds"]), 2)
+        self.assertEqual(len(good["tessera_seconds"]), 2)
+        self.assertGreater(good["ratio"], 0)
+        self.assertEqual(good["check"]["extent"], "whole result")
+        for key in ("machine", "probe", "kernel", "version", "fma_fraction", "wait_policy"):
+            self.assertIn(key, good)
+        self.assertEqual(refused["peer_reason"], "no head dimension 24")
+        self.assertIn("error 1 of the largest value", wrong["peer_reason"])
+        self.assertIn("ended with status 7", dead["peer_reason"])
+        self.assertIn("ended with status 7", after["peer_reason"])
+        for record in (refused, wrong, dead, after):
+            self.assertNotIn("peer_seconds", record)
+        self.assertEqual(text.count("no head dimension 24"), 1)
+        table = self.script("ratio_table.py", os.path.join(self.folder, "records.jsonl"))
+        self.assertEqual(table.returncode, 0, table.stderr)
+        rows = [line for line in table.stdout.splitlines() if line.startswith("| full")]
+        self.assertEqual(len(rows), 5, table.stdout)
+        self.assertIn(f"{good['ratio']:.2f}", rows[0])
+
+    def test_a_refusal_of_tessera_is_status_1(self):
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            text, records = self.compare("16,100000", status=1)
+        self.assertEqual(len(records), 1)
+        self.assertIn("tessera: forward f32 full D 100000", errors.getvalue())
+        self.assertIn("# fake_peer: 1 shapes", text)
+
+    def test_peak_of_a_call(self):
+        here = os.path.dirname(os.path.abspath(__file__))
+        os.environ["PYTHONPATH"] = here
+        self.addCleanup(os.environ.pop, "PYTHONPATH", None)
+        worker = peer_run.Worker("fake_peer", {"threads": 1, "folder": self.folder})
+        self.addCleanup(worker.stop)
+        self.assertIsNone(worker.line)
+        fields = dict(heads=1, heads_kv=1, length=8, length_k=8, dim=48)
+        answer = worker.ask(op="peak", shape=fields, variant="second")
+        self.assertEqual(answer["variant"], "second")
+        self.assertGreater(answer["bytes"], 30 << 20)
+
+    def test_drivers_are_clean(self):
+        """Those whose library's headers are here compile without a warning."""
+        compiler = shutil.which("cc")
+        for header, name in (("cblas.h", "openblas"), ("dnnl.h", "onednn"), ("ggml.h", "ggml")):
+            probe = subprocess.run([compiler or "cc", "-E", "-"], input=f"#include <{header}>\n",
+                                   capture_output=True, text=True, check=False) if compiler else None
+            with self.subTest(name):
+                if probe is None or probe.returncode != 0:
+                    self.skipTest(f"no {header}")
+                done = subprocess.run(
+                    [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp",
+                     "-fsyntax-only", "-I", SCRIPTS, os.path.join(SCRIPTS, f"driver_{name}.c")],
+                    capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_shapes(self):
+        shape = peer_api.Shape(8, 2, 6, 6, 16, mask="window4")
+        self.assertEqual([shape.allowed(i) for i in (0, 3, 4, 5)], [(0, 1), (0, 4), (1, 5), (2, 6)])
+        self.assertEqual(shape.flops, 4 * 8 * 16 * (1 + 2 + 3 + 4 + 4 + 4))
+        self.assertEqual(shape.group, 4)
+        causal = peer_api.Shape(8, 8, 6, 6, 16, mask="causal", direction="backward")
+        self.assertEqual(causal.flops, 2.5 * 4 * 8 * 16 * 18)
+        cache = peer_api.Shape(32, 4, 1, 1000, 128, dtype="f16")
+        self.assertTrue(cache.decode)
+        self.assertEqual(cache.kv_bytes, 2 * 4 * 1000 * 128 * 2)
+        self.assertIn((31, 0), peer_api.checked_rows(cache))
+
+
+if __name__ == "__main__":
+    unittest.main()
