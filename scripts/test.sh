@@ -15,7 +15,7 @@ parts (default: all of them)
   arm      cross build for AArch64; NEON and SVE of several lengths under qemu-user
   tsan     thread sanitizer (clang), tests with several threads
   asan     address and undefined-behaviour sanitizers, whole suite
-  plugins  backends as plug-ins: whole suite but the slow tests
+  plugins  backends as plug-ins, AMX tiles emulated: whole suite but the slow tests
   static   static library: install, ABI and examples
   model    release build; two real models end to end against other implementations (weights are
            fetched once into $XDG_CACHE_HOME/tessera or ~/.cache/tessera)
@@ -94,7 +94,8 @@ if wanted asan; then
   run_ctest build-asan -LE lint
 fi
 if wanted plugins; then
-  configure_and_build release build-plugins -DTESSERA_PLUGINS=ON -DTESSERA_BUILD_BENCH=OFF
+  configure_and_build release build-plugins -DTESSERA_PLUGINS=ON -DTESSERA_EMULATE_AMX=ON \
+    -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-plugins -LE 'slow|lint'
 fi
 if wanted static; then
