@@ -12,6 +12,7 @@
 #include "message.h"
 #include "parse.h"
 #include "problem_options.h"
+#include "tests/support/backends.h"
 #include "tests/support/check.h"
 #include "text.h"
 
@@ -158,6 +159,18 @@ static bool print_line(const check_options *options, const char *backend, const 
 
 enum { kMaxBackends = 32 };
 
+// Whether a backend has the kernel of --kernel, which may be any (NULL or '*').
+static bool has_kernel(const tsr_check_options *check, const char *backend) {
+  if (check->kernel == NULL || strcmp(check->kernel, "*") == 0) return true;
+  for (int pass = TSR_PASS_FORWARD; pass <= TSR_PASS_BACKWARD; ++pass) {
+    const char *name;
+    for (int32_t i = 0;
+         (name = tsr_backends_kernel(check->context, backend, (tsr_pass)pass, i)) != NULL; ++i)
+      if (strcmp(name, check->kernel) == 0) return true;
+  }
+  return false;
+}
+
 // Runs every wanted group on every wanted backend. Returns an exit status.
 static int run_groups(const check_options *options, tsr_check_options *check,
                       cli_message *message) {
@@ -170,9 +183,11 @@ static int run_groups(const check_options *options, tsr_check_options *check,
   }
   if (count > kMaxBackends) count = kMaxBackends;
   int64_t failed = 0, passed = 0;
-  bool group_seen = false;
+  bool group_seen = false, kernel_seen = false;
   for (int32_t b = 0; b < count; ++b) {
     int64_t passed_here = 0;
+    if (!has_kernel(check, backends[b])) continue;
+    kernel_seen = true;
     check->backend = backends[b];
     for (int32_t g = 0; g < tsr_check_group_count(); ++g) {
       const char *group = tsr_check_group_name(g);
@@ -197,6 +212,11 @@ static int run_groups(const check_options *options, tsr_check_options *check,
       cli_fail(message, "backend %s passed no case", backends[b]);
       return CLI_EXIT_FAILED;
     }
+  }
+  if (!kernel_seen) {
+    cli_fail(message, "--kernel: '%s'; accepted: '*' or a kernel that `tessera explain` lists",
+             options->kernel);
+    return CLI_EXIT_BAD_INPUT;
   }
   if (options->group != NULL && !group_seen) {
     char names[512] = "";

@@ -62,6 +62,13 @@ class Commands(CliTest):
         text = self.good("check", "--group", "causal", "--dtype", "bf16")
         self.assertEqual(len(text.splitlines()), len(lines))
 
+    def test_check_of_one_kernel(self):
+        kernel = "fwd_f32_full__naive"
+        lines = self.good_json_lines("check", "--group", "basic", "--quick", "--kernel", kernel,
+                                     "--json")
+        self.assertEqual({line["backend"] for line in lines}, {"reference"})
+        self.refused("check", "--kernel", "fwd_nothing", words=["--kernel", "fwd_nothing"])
+
     def test_check_fails_when_bounds_are_broken(self):
         done = self.run_cli("check", "--group", "basic", "--quick", "--scale-bound", "0")
         self.assertEqual(done.returncode, 1)
