@@ -49,6 +49,7 @@ tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
   tsri_cpu_split_plan plan;
   int64_t fit = min64(max64(most_rows, block), device->l2_bytes / 2 / row_bytes);
   fit = min64(fit, ceil_div(rows, block) * block);
+  memset(&plan, 0, sizeof plan);
   plan.problem = problem;
   plan.kernels = *kernels;
   plan.runner = *runner;

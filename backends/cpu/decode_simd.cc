@@ -359,8 +359,10 @@ class SplitTask {
     fold_blocks(step, k, v, scales);
   }
 
-  ScoreTile score_tile_of(size_t first, size_t width, const Step &step) const {
+  ScoreTile score_tile_of(size_t first, size_t width, const Step &step) {
     ScoreTile t;
+    zones_ = zones_whole(step.keys, width / lanes_);
+    t.zones = &zones_;
     t.query = s_.query + first, t.head = s_.head + first;
     t.from = s_.from + first, t.to = s_.to + first, t.slope = s_.slope + first;
     t.width = width, t.key = step.key, t.keys = step.keys;
@@ -720,6 +722,7 @@ class SplitTask {
   size_t rows_, part_rows_;
   size_t narrow_;  // rows of the narrow form, or 0: query lanes
   size_t block_;   // of these
+  Zones zones_;    // of the tile at hand: all of it
 };
 
 void split(const tsri_cpu_split *job, int64_t task, int32_t worker) {
