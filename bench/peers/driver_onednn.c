@@ -19,7 +19,7 @@
 
 #include "driver.h"
 
-enum { kMaxThreads = 512, kMaxOwned = 2 * kMaxThreads + 8 };
+enum { kMaxThreads = 512, kMaxOwned = 2 * kMaxThreads + 8, kOnlyReference = 1 << 16 };
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t md_t;
@@ -81,6 +81,13 @@ static int make_primitive(dnnl_primitive_t *out, dnnl_primitive_desc_t pd) {
   return status;
 }
 
+// A reference implementation is hundreds of times slower than what anybody would use: not a peer.
+static int is_fast(dnnl_primitive_desc_t pd) {
+  const char *name = NULL;
+  if (dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) != 0) return 1;
+  return name == NULL || strncmp(name, "ref", 3) != 0;
+}
+
 static int make_matmul(dnnl_primitive_t *out, md_t *a, md_t *b, md_t *c, md_t *mask) {
   dnnl_primitive_attr_t attr = NULL;
   dnnl_post_ops_t ops = NULL;
@@ -100,6 +107,10 @@ static int make_matmul(dnnl_primitive_t *out, md_t *a, md_t *b, md_t *c, md_t *m
   if (status == 0) status = dnnl_matmul_desc_init(&desc, a, b, NULL, c);
   if (status == 0) status = dnnl_primitive_desc_create(&pd, &desc, attr, state.engine, NULL);
 #endif
+  if (status == 0 && !is_fast(pd)) {
+    dnnl_primitive_desc_destroy(pd);
+    status = kOnlyReference;
+  }
   if (status == 0) status = make_primitive(out, pd);
   if (ops != NULL) dnnl_post_ops_destroy(ops);
   if (attr != NULL) dnnl_primitive_attr_destroy(attr);
@@ -272,7 +283,11 @@ int peer_open(const peer_shape *shape, int form, const float *q, const float *k,
     status |= make_lane(&state.lanes[omp_get_thread_num()], 1);
   }
   if (status != 0) {
-    snprintf(reason, capacity, "%s: oneDNN status %d", peer_form(form), status);
+    if (status & kOnlyReference) {
+      snprintf(reason, capacity, "%s: a reference implementation only", peer_form(form));
+    } else {
+      snprintf(reason, capacity, "%s: oneDNN status %d", peer_form(form), status);
+    }
     return -1;
   }
   return 0;
