@@ -27,8 +27,9 @@ class Restart(Exception):
 
 
 DTYPES = ("f32", "f16", "bf16")
-# Largest error over largest exact value: a wrong mask, scale or head is beyond any of them.
-BOUND = {"f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
+# Largest error over largest exact value: a wrong mask, scale or head is beyond any of them. Some peers
+# add up V in float16, which costs them several percent on long caches; the record holds the error.
+BOUND = {"f32": 1e-4, "f16": 6e-2, "bf16": 6e-2}
 ROUNDED = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of an element
 
 
