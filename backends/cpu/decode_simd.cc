@@ -161,16 +161,22 @@ class SplitTask : SplitUnit {
   void load_scales(const tsr_layout &layout, const float *scale, const Step &step,
                    float *out) const {
     const size_t padded = (step.keys + 15) / 16 * 16;
-    for (size_t t = 0; t < step.keys; ++t) {
-      int64_t outer = b_, row = seq_.k.begin + step.key + static_cast<int64_t>(t);
+    const int64_t count = static_cast<int64_t>(step.keys), share = p_.scale_rows_k;
+    for (int64_t r = 0; r < count;) {
+      int64_t outer = b_, row = seq_.k.begin + step.key + r;
+      const int64_t run = tsri_kv_run(&job_.pages, row, count - r);
       if (job_.pages.table) {
         outer = tsri_clamp(tsri_index(job_.pages.table, job_.pages.dtype,
                                       b_ * job_.pages.stride + row / job_.pages.size),
                            0, job_.pages.count - 1);
         row %= job_.pages.size;
       }
-      row = p_.scale_rows_k > 0 ? row / p_.scale_rows_k : 0;
-      out[t] = scale[tsri_row_offset(layout.stride, outer, g_, row)];
+      const float *from = scale + tsri_row_offset(layout.stride, outer, g_, 0);
+      for (int64_t t = 0; t < run; ++t) {
+        const int64_t at = share == 1 ? row + t : share > 0 ? (row + t) / share : 0;
+        out[r + t] = from[at * layout.stride[2]];
+      }
+      r += run;
     }
     for (size_t t = step.keys; t < padded; ++t) out[t] = 1.0f;
   }
