@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The vtable of backend "cpu": probe, facts, which kernel takes which problem and why not, and the
-// way from the dispatcher to forward.c, decode.c, backward.c, merge and keep-mask kernels. Kernel choice
-// inside the backend is one row of kernels.def per element type; the instruction set is the
+// way from the dispatcher to forward.c, decode.c, backward.c, merge and keep-mask kernels. Kernel
+// choice inside the backend is one row of kernels.def per element type; the instruction set is the
 // context's, chosen at probe.
 #include <math.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ enum { cpu_family_fwd = CPU_FORWARD, cpu_family_bwd = CPU_BACKWARD };
 enum { cpu_unit_cpu = 0, cpu_unit_amx = 1 };
 
 static const cpu_kernel cpu_kernels[] = {
-#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k)                            \
+#define TSRI_CPU_KERNEL(op, type, TYPE, tier, mask, unit, q, k)                           \
   {{#op "_" #type "_" #tier "_" #mask "__" #unit "_" #q "x" #k, (tsr_pass)cpu_pass_##op}, \
    (cpu_family)cpu_family_##op,                                                           \
    TSR_DTYPE_##TYPE,                                                                      \
@@ -51,13 +51,13 @@ static const cpu_kernel cpu_kernels[] = {
    cpu_unit_##unit,                                                                       \
    q,                                                                                     \
    k},
-#define TSRI_CPU_SPLIT(type, TYPE, cache, eight, q, k)                            \
-  {{"fwd_" #type #cache "_any_edge__cpu_split_" #q "x" #k, TSR_PASS_FORWARD},     \
-   CPU_SPLIT,                                                                     \
-   TSR_DTYPE_##TYPE,                                                              \
-   eight,                                                                         \
-   cpu_unit_cpu,                                                                  \
-   q,                                                                             \
+#define TSRI_CPU_SPLIT(type, TYPE, cache, eight, q, k)                        \
+  {{"fwd_" #type #cache "_any_edge__cpu_split_" #q "x" #k, TSR_PASS_FORWARD}, \
+   CPU_SPLIT,                                                                 \
+   TSR_DTYPE_##TYPE,                                                          \
+   eight,                                                                     \
+   cpu_unit_cpu,                                                              \
+   q,                                                                         \
    k},
 #include "kernels.def"
 #undef TSRI_CPU_KERNEL
@@ -76,7 +76,7 @@ enum { cpu_kernel_count = sizeof cpu_kernels / sizeof cpu_kernels[0] };
 /* A plan of any family. */
 typedef struct cpu_plan {
   cpu_family family;
-  tsri_cpu_plan forward; /* or */
+  tsri_cpu_plan forward;     /* or */
   tsri_cpu_split_plan split; /* or */
   tsri_cpu_backward_plan backward;
 } cpu_plan;
@@ -105,8 +105,8 @@ static tsr_status cpu_probe(const tsr_host *host, void **out, tsr_reason *detail
   state->kernels = kernels;
   state->device = tsri_cpu_device_read();
   state->runner = tsri_cpu_runner_of(host);
-  state->no_amx = kernels.amx_forward ? tsri_cpu_amx_missing()
-                                      : "the instruction set in use has no AMX tiles";
+  state->no_amx =
+      kernels.amx_forward ? tsri_cpu_amx_missing() : "the instruction set in use has no AMX tiles";
   used = (size_t)snprintf(text, size, "%s", kernels.target);
   for (i = 0; used < size && tsri_cpu_kernels_at(i, &other); ++i)
     if (strcmp(other.target, kernels.target) != 0)
@@ -170,8 +170,8 @@ static cpu_plan make_plan(const cpu_state *state, int32_t kernel, const tsr_reso
   plan.family = k->family;
   switch (k->family) {
     case CPU_FORWARD:
-      plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner,
-                                           &state->device, k->amx, k->rows, k->keys);
+      plan.forward = tsri_cpu_forward_plan(problem, &state->kernels, &state->runner, &state->device,
+                                           k->amx, k->rows, k->keys);
       break;
     case CPU_SPLIT:
       plan.split = tsri_cpu_split_plan_of(problem, &state->kernels, &state->runner, &state->device,
@@ -199,9 +199,9 @@ static void plan_estimate(const cpu_state *state, const cpu_plan *plan, tsr_esti
     tsri_cpu_forward_estimate(&plan->forward, &state->device, estimate);
 }
 
-/* Split and other kernels differ in their last bits. Which one a problem takes that asks for equal bits
- * may follow neither from threads nor, with batch_invariant, from the batch: the split kernel's time
- * is then set below or above the best of the others. */
+/* Split and other kernels differ in their last bits. Which one a problem takes that asks for equal
+ * bits may follow neither from threads nor, with batch_invariant, from the batch: the split
+ * kernel's time is then set below or above the best of the others. */
 static void settle(const cpu_state *state, int32_t kernel, const tsr_resolved *problem,
                    tsr_estimate *estimate) {
   const cpu_kernel *k = &cpu_kernels[kernel];

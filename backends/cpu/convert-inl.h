@@ -108,6 +108,62 @@ struct F16 {
   static HWY_INLINE T put(float x) { return tsri_float_to_f16(x); }
 };
 
+// 8-bit elements, to be multiplied by their scales.
+using DI8 = hn::Rebind<int8_t, DF>;
+using DU8 = hn::Rebind<uint8_t, DF>;
+
+struct I8 {
+  using T = int8_t;
+  static HWY_INLINE VF load(const T *p) {
+    return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(DI8(), p)));
+  }
+  static HWY_INLINE float get(T x) { return static_cast<float>(x); }
+};
+
+// Exponent and mantissa moved into float32's fields, times the difference of the biases; subnormals
+// are integers times the smallest one; the top exponent (E5M2) or the top pattern (E4M3) is
+// special.
+struct E4M3 {
+  using T = uint8_t;
+  static HWY_INLINE VF load(const T *p) {
+    const DF d;
+    const DU du;
+    const DI di;
+    const VU u = hn::PromoteTo(du, hn::LoadU(DU8(), p));
+    const VU magnitude = hn::And(u, hn::Set(du, 0x7f));
+    const VI level = hn::BitCast(di, magnitude);
+    const VF normal =
+        hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
+    const VF small = hn::Mul(hn::ConvertTo(d, level), hn::Set(d, 0x1p-9f));
+    VF x = hn::IfThenElse(hn::RebindMask(d, hn::Lt(level, hn::Set(di, 8))), small, normal);
+    const auto lost = hn::RebindMask(d, hn::Eq(level, hn::Set(di, 0x7f)));
+    x = hn::IfThenElse(lost, hn::Set(d, __builtin_nanf("")), x);
+    return hn::BitCast(d, hn::Or(hn::BitCast(du, x), hn::ShiftLeft<24>(hn::Xor(u, magnitude))));
+  }
+  static HWY_INLINE float get(T x) { return tsri_e4m3_to_float(x); }
+};
+
+struct E5M2 {
+  using T = uint8_t;
+  static HWY_INLINE VF load(const T *p) {
+    const DF d;
+    const DU du;
+    const DI di;
+    const VU u = hn::PromoteTo(du, hn::LoadU(DU8(), p));
+    const VU magnitude = hn::And(u, hn::Set(du, 0x7f));
+    const VI level = hn::BitCast(di, magnitude);
+    const VF normal =
+        hn::BitCast(d, hn::Add(hn::ShiftLeft<21>(magnitude), hn::Set(du, 112u << 23)));
+    const VF special =
+        hn::BitCast(d, hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000u)));
+    const VF small = hn::Mul(hn::ConvertTo(d, level), hn::Set(d, 0x1p-16f));
+    VF x = hn::IfThenElse(hn::RebindMask(d, hn::Lt(level, hn::Set(di, 4))), small, normal);
+    x = hn::IfThenElse(hn::RebindMask(d, hn::Gt(level, hn::Set(di, 0x7b))), special, x);
+    return hn::BitCast(d, hn::Or(hn::BitCast(du, x), hn::ShiftLeft<24>(hn::Xor(u, magnitude))));
+  }
+  static HWY_INLINE float get(T x) { return tsri_e5m2_to_float(x); }
+};
+
 // n elements from src, `stride` apart, to contiguous float32.
 template <class E>
 HWY_INLINE void load_row(const void *base, int64_t offset, int64_t stride, size_t n,

@@ -9,8 +9,9 @@
 //
 // A score is P sums over every P-th dim: one load that repeats P floats of a row of K, one
 // multiply-add, no shuffle. Sums of P keys are then folded pairwise, lane bit by lane bit, into one
-// vector in which a lane's phase is a key. Nothing in the inner loops is wasted, whatever R is, and K
-// and V are read once for all rows. Rows of K and V come as pointers: pages and strides cost nothing.
+// vector in which a lane's phase is a key. Nothing in the inner loops is wasted, whatever R is, and
+// K and V are read once for all rows. Rows of K and V come as pointers: pages and strides cost
+// nothing.
 #include <stdint.h>
 #include <string.h>
 
@@ -29,65 +30,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
 
-// ------------------------------------------------------------------------------ 8-bit elements
-
-using DI8 = hn::Rebind<int8_t, DF>;
-using DU8 = hn::Rebind<uint8_t, DF>;
-
-struct I8 {
-  using T = int8_t;
-  static HWY_INLINE VF load(const T *p) {
-    return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(DI8(), p)));
-  }
-  static HWY_INLINE float get(T x) { return static_cast<float>(x); }
-};
-
-// Exponent and mantissa moved into float32's fields, times the difference of the biases; subnormals
-// are integers times the smallest one; the top exponent (E5M2) or the top pattern (E4M3) is special.
-struct E4M3 {
-  using T = uint8_t;
-  static HWY_INLINE VF load(const T *p) {
-    const DF d;
-    const DU du;
-    const DI di;
-    const VU u = hn::PromoteTo(du, hn::LoadU(DU8(), p));
-    const VU magnitude = hn::And(u, hn::Set(du, 0x7f));
-    const VI level = hn::BitCast(di, magnitude);
-    const VF normal =
-        hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
-    const VF small = hn::Mul(hn::ConvertTo(d, level), hn::Set(d, 0x1p-9f));
-    VF x = hn::IfThenElse(hn::RebindMask(d, hn::Lt(level, hn::Set(di, 8))), small, normal);
-    const auto lost = hn::RebindMask(d, hn::Eq(level, hn::Set(di, 0x7f)));
-    x = hn::IfThenElse(lost, hn::Set(d, __builtin_nanf("")), x);
-    return hn::BitCast(d, hn::Or(hn::BitCast(du, x), hn::ShiftLeft<24>(hn::Xor(u, magnitude))));
-  }
-  static HWY_INLINE float get(T x) { return tsri_e4m3_to_float(x); }
-};
-
-struct E5M2 {
-  using T = uint8_t;
-  static HWY_INLINE VF load(const T *p) {
-    const DF d;
-    const DU du;
-    const DI di;
-    const VU u = hn::PromoteTo(du, hn::LoadU(DU8(), p));
-    const VU magnitude = hn::And(u, hn::Set(du, 0x7f));
-    const VI level = hn::BitCast(di, magnitude);
-    const VF normal =
-        hn::BitCast(d, hn::Add(hn::ShiftLeft<21>(magnitude), hn::Set(du, 112u << 23)));
-    const VF special =
-        hn::BitCast(d, hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000u)));
-    const VF small = hn::Mul(hn::ConvertTo(d, level), hn::Set(d, 0x1p-16f));
-    VF x = hn::IfThenElse(hn::RebindMask(d, hn::Lt(level, hn::Set(di, 4))), small, normal);
-    x = hn::IfThenElse(hn::RebindMask(d, hn::Gt(level, hn::Set(di, 0x7b))), special, x);
-    return hn::BitCast(d, hn::Or(hn::BitCast(du, x), hn::ShiftLeft<24>(hn::Xor(u, magnitude))));
-  }
-  static HWY_INLINE float get(T x) { return tsri_e5m2_to_float(x); }
-};
-
   #if HWY_TARGET != HWY_SCALAR
-// Two vectors of bfloat16 in one load: elements with even numbers, then those with odd ones. Half the
-// work of BF16::load, in an order that only asks the other operand to follow.
+// Two vectors of bfloat16 in one load: elements with even numbers, then those with odd ones. Half
+// the work of BF16::load, in an order that only asks the other operand to follow.
 HWY_INLINE void load_halves(const uint16_t *p, VF &even, VF &odd) {
   const DF d;
   const DU du;
@@ -149,9 +94,10 @@ HWY_INLINE void widen_halves(const void *const *rows, int64_t stride, size_t n, 
 }
   #endif
 
-static HWY_NOINLINE HWY_MAYBE_UNUSED void widen_rows_any(tsr_dtype dtype, bool halves, const void *const *rows,
-                                        int64_t stride, size_t n, size_t dim, size_t padded,
-                                        float *dst, size_t ld) {
+static HWY_NOINLINE HWY_MAYBE_UNUSED void widen_rows_any(tsr_dtype dtype, bool halves,
+                                                         const void *const *rows, int64_t stride,
+                                                         size_t n, size_t dim, size_t padded,
+                                                         float *dst, size_t ld) {
   #if HWY_TARGET != HWY_SCALAR
   if (halves) return widen_halves(rows, stride, n, dim, dst, ld);
   #else
@@ -175,12 +121,13 @@ static HWY_NOINLINE HWY_MAYBE_UNUSED void widen_rows_any(tsr_dtype dtype, bool h
 
 // ------------------------------------------------------------------------------------ prefetch
 
-// Addresses of what the next step reads, one per kSlot elements, in the order in which micro-kernels
-// ask for them: memory then works while they compute. Nothing is looked up in their inner loops.
+// Addresses of what the next step reads, one per kSlot elements, in the order in which
+// micro-kernels ask for them: memory then works while they compute. Nothing is looked up in their
+// inner loops.
 constexpr size_t kSlot = 32;
 
-// Elements of 4 bytes: a slot is two lines, and what is asked for goes to L2, for L1 holds K or V of
-// the step at hand. Smaller ones go to L1, beside it.
+// Elements of 4 bytes: a slot is two lines, and what is asked for goes to L2, for L1 holds K or V
+// of the step at hand. Smaller ones go to L1, beside it.
 template <bool kFour>
 HWY_INLINE void prefetch_slot(const void *address) {
   if constexpr (kFour) {
@@ -272,17 +219,17 @@ HWY_INLINE VF sum_phases(VF v) {
 
     #define TSRI_EIGHT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-// Dots of 8 rows of K against Q over dims [0, dim), folded as far as 8 keys allow: 8 / P vectors, or
-// for P = 16 one vector whose upper and lower halves are still to be added. Two chains per key. ahead:
-// one slot per kSlot elements that are read, rounded down.
+// Dots of 8 rows of K against Q over dims [0, dim), folded as far as 8 keys allow: 8 / P vectors,
+// or for P = 16 one vector whose upper and lower halves are still to be added. Two chains per key.
+// ahead: one slot per kSlot elements that are read, rounded down.
 template <int P, bool kFour>
 HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RESTRICT q,
                           const void *const *ahead, VF &s0, VF &s1, VF &s2, VF &s3) {
   constexpr size_t kSlots = 16 * P / kSlot;
   const DF d;
   const size_t lanes = hn::Lanes(d);
-    #define TSRI_DECLARE(i)                    \
-      VF a##i = hn::Zero(d), b##i = a##i;      \
+    #define TSRI_DECLARE(i)               \
+      VF a##i = hn::Zero(d), b##i = a##i; \
       const float *HWY_RESTRICT k##i = k[i];
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE
@@ -310,8 +257,8 @@ HWY_INLINE void dot_eight(const float *const *k, size_t dim, const float *HWY_RE
   if constexpr (P > 4) s0 = fold<4>(s0, s1);
 }
 
-// Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row. Chains
-// of more than 128 products are cut, as in score_tile.
+// Scores of keys 0 .. n-1 into [ceil(n / P)][lanes]. Pointers beyond the last key repeat a row.
+// Chains of more than 128 products are cut, as in score_tile.
 template <int P, bool kFour>
 static HWY_NOINLINE void score_narrow(const void *const *k, size_t n, const float *q, size_t dim,
                                       float *HWY_RESTRICT s, const void *const *ahead) {
@@ -420,40 +367,44 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
   const DF d;
   const size_t lanes = hn::Lanes(d), last = columns - 1;
     // Columns beyond the last repeat the last pair and are not stored.
-    #define TSRI_DECLARE(i)                                                          \
-      VF a##i = hn::Zero(d), b##i = a##i;                                            \
-      const size_t x##i = 2 * HWY_MIN(first + i % kGroups, last / 2) * lanes;        \
-      const size_t y##i = HWY_MIN(x##i + lanes, last * lanes);                       \
+    #define TSRI_DECLARE(i)                                                   \
+      VF a##i = hn::Zero(d), b##i = a##i;                                     \
+      const size_t x##i = 2 * HWY_MIN(first + i % kGroups, last / 2) * lanes; \
+      const size_t y##i = HWY_MIN(x##i + lanes, last * lanes);                \
       (void)x##i, (void)y##i;
   TSRI_EIGHT(TSRI_DECLARE)
     #undef TSRI_DECLARE
     #define TSRI_LOAD(i)       \
       VF v##i = a0, u##i = a0; \
       if constexpr (i < kGroups) Pair<E>::load(row, x##i, y##i, v##i, u##i);
-    #define TSRI_STEP(i, g)                            \
-      {                                                \
+    #define TSRI_STEP(i, g)                                \
+      {                                                    \
         const VF c = hn::Set(d, p[(i / kGroups) * P + t]); \
-        a##i = hn::MulAdd(c, v##g, a##i);              \
-        b##i = hn::MulAdd(c, u##g, b##i);              \
+        a##i = hn::MulAdd(c, v##g, a##i);                  \
+        b##i = hn::MulAdd(c, u##g, b##i);                  \
       }
     // Key j + t.
-    #define TSRI_KEY                                                            \
-      const T *HWY_RESTRICT row = static_cast<const T *>(v[j + t]);             \
-      TSRI_EIGHT(TSRI_LOAD)                                                     \
-      if constexpr (R == 8) {                                                   \
-        TSRI_STEP(0, 0) TSRI_STEP(1, 0) TSRI_STEP(2, 0) TSRI_STEP(3, 0)         \
-        TSRI_STEP(4, 0) TSRI_STEP(5, 0) TSRI_STEP(6, 0) TSRI_STEP(7, 0)         \
-      } else if constexpr (R == 4) {                                            \
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 0) TSRI_STEP(3, 1)         \
-        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 0) TSRI_STEP(7, 1)         \
-      } else if constexpr (R == 2) {                                            \
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)         \
-        TSRI_STEP(4, 0) TSRI_STEP(5, 1) TSRI_STEP(6, 2) TSRI_STEP(7, 3)         \
-      } else {                                                                  \
-        TSRI_STEP(0, 0) TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3)         \
-        TSRI_STEP(4, 4) TSRI_STEP(5, 5) TSRI_STEP(6, 6) TSRI_STEP(7, 7)         \
-      }                                                                         \
-      for (size_t i = 0; i < kGroups; ++i)                                      \
+    #define TSRI_KEY                                                                    \
+      const T *HWY_RESTRICT row = static_cast<const T *>(v[j + t]);                     \
+      TSRI_EIGHT(TSRI_LOAD)                                                             \
+      if constexpr (R == 8) {                                                           \
+        TSRI_STEP(0, 0)                                                                 \
+        TSRI_STEP(1, 0) TSRI_STEP(2, 0) TSRI_STEP(3, 0) TSRI_STEP(4, 0) TSRI_STEP(5, 0) \
+            TSRI_STEP(6, 0) TSRI_STEP(7, 0)                                             \
+      } else if constexpr (R == 4) {                                                    \
+        TSRI_STEP(0, 0)                                                                 \
+        TSRI_STEP(1, 1) TSRI_STEP(2, 0) TSRI_STEP(3, 1) TSRI_STEP(4, 0) TSRI_STEP(5, 1) \
+            TSRI_STEP(6, 0) TSRI_STEP(7, 1)                                             \
+      } else if constexpr (R == 2) {                                                    \
+        TSRI_STEP(0, 0)                                                                 \
+        TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3) TSRI_STEP(4, 0) TSRI_STEP(5, 1) \
+            TSRI_STEP(6, 2) TSRI_STEP(7, 3)                                             \
+      } else {                                                                          \
+        TSRI_STEP(0, 0)                                                                 \
+        TSRI_STEP(1, 1) TSRI_STEP(2, 2) TSRI_STEP(3, 3) TSRI_STEP(4, 4) TSRI_STEP(5, 5) \
+            TSRI_STEP(6, 6) TSRI_STEP(7, 7)                                             \
+      }                                                                                 \
+      for (size_t i = 0; i < kGroups; ++i)                                              \
         prefetch_slot<sizeof(T) == 4>(ahead[(j + t) * kGroups + i]);
   size_t j = 0;
   for (; j + P <= n; j += P, p += lanes)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The split kernel above its Highway source: how rows and keys are cut, what a run costs and needs,
-// and the loop over tasks (sequence, KV head, tile of rows, chunk of keys). Workspace holds a partial
-// state per task: Dv + 2 floats per row for every 512 keys or more, a few hundredths of the K and V
-// that the task reads, and at most 32 per row.
+// and the loop over tasks (sequence, KV head, tile of rows, chunk of keys). Workspace holds a
+// partial state per task: Dv + 2 floats per row for every 512 keys or more, a few hundredths of the
+// K and V that the task reads, and at most 32 per row.
 #include "decode.h"
 
 #include <math.h>
@@ -28,8 +28,9 @@ static int uniform(const tsr_problem *p) {
   return (p->arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q)) == 0;
 }
 
-/* Keys per step of the narrow form: a power of two, so that chunks are whole steps. K of a step, as it
- * is stored, takes at most a sixth of L1, V as much: there is room for both, for scores, Q and O. */
+/* Keys per step of the narrow form: a power of two, so that chunks are whole steps. K of a step, as
+ * it is stored, takes at most a sixth of L1, V as much: there is room for both, for scores, Q and
+ * O. */
 static int64_t narrow_keys(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
   const int64_t row = p->dim_qk * tsri_dtype_bytes(p->k.dtype);
   int64_t keys = 16;
@@ -73,7 +74,8 @@ typedef struct bounds {
   int64_t parts; /* floats */
 } bounds;
 
-/* Chunks of all sequences, at most, if none has less than `keys` keys but the last of a sequence. */
+/* Chunks of all sequences, at most, if none has less than `keys` keys but the last of a sequence.
+ */
 static int64_t chunks_of(const tsr_problem *p, int64_t keys) {
   const int64_t each = min64(ceil_div(p->seq_k, keys), TSRI_CPU_CHUNKS);
   const int64_t most = tsri_mul_sat(p->batch, each);
@@ -129,7 +131,8 @@ int64_t tsri_cpu_split_workspace(const tsri_cpu_split_plan *plan) {
 
 int tsri_cpu_split_preferred(const tsr_resolved *problem) {
   const tsr_problem *p = &problem->p;
-  /* Sizes of slots say something of the other sequences: with batch_invariant they may not decide. */
+  /* Sizes of slots say something of the other sequences: with batch_invariant they may not decide.
+   */
   if (p->determinism == TSR_DETERMINISM_BATCH_INVARIANT) return 1;
   return tsri_mul_sat(p->seq_q, problem->group) <= 2 * TSRI_CPU_CHUNK_ROWS;
 }
@@ -142,8 +145,7 @@ void tsri_cpu_split_estimate(const tsri_cpu_split_plan *plan, const tsri_cpu_dev
   const double pairs = (double)p->batch * (double)p->heads_kv;
   const double keys = tsri_cpu_mean_keys(p), dims = (double)(p->dim_qk + p->dim_v);
   const double lanes = (double)tiles->lanes, threads = plan->runner.threads;
-  const int64_t chunk =
-      tsri_cpu_chunk_keys(tsri_mul_sat(p->seq_q, plan->problem->group), p->seq_k);
+  const int64_t chunk = tsri_cpu_chunk_keys(tsri_mul_sat(p->seq_q, plan->problem->group), p->seq_k);
   const double chunks = chunk == INT64_MAX ? 1 : fmax(1, ceil(keys / (double)chunk));
   const double units = pairs * ceil(rows / (double)tiles->rows);
   const double tasks = fmax(1, units * chunks), parallel = fmin(threads, tasks);
@@ -199,8 +201,7 @@ static int64_t cut_all(const tsri_cpu_split_plan *plan, const tsr_args *args, in
     if (b < p->batch) {
       const tsri_sequence seq = tsri_sequence_of(p, args, b);
       const tsri_mask_rule rule = tsri_sequence_rule(p, &seq);
-      const tsri_cpu_cut cut =
-          tsri_cpu_cut_of(&seq, &rule, plan->problem->group, plan->tiles.rows);
+      const tsri_cpu_cut cut = tsri_cpu_cut_of(&seq, &rule, plan->problem->group, plan->tiles.rows);
       const int64_t here = p->heads_kv * cut.tiles;
       for (u = 0; u < here; ++u) open[units + u] = (int32_t)cut.count;
       units += here;

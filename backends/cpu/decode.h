@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plan and run of the split kernel: forward for few rows per KV head against many keys, which are cut
- * into chunks so that every thread has work, and for 8-bit caches of any shape. Called by backend.c. */
+ * Plan and run of the split kernel: forward for few rows per KV head against many keys, which are
+ * cut into chunks so that every thread has work, and for 8-bit caches of any shape. Called by
+ * backend.c. */
 #ifndef TESSERA_CPU_DECODE_H_
 #define TESSERA_CPU_DECODE_H_
 
@@ -21,7 +22,8 @@ typedef struct tsri_cpu_split_plan {
   int64_t narrow_keys; /* per step of the narrow form */
 } tsri_cpu_split_plan;
 
-/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per step. */
+/* What a plan would be for this problem, with at most most_rows rows and most_keys keys per step.
+ */
 tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
                                            const tsri_cpu_kernels *kernels,
                                            const tsri_cpu_runner *runner,

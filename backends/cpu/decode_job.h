@@ -4,9 +4,9 @@
  * chunks, where the partial state of a chunk lies, and the temporary memory of a worker. Filled by
  * decode.c, read by decode_simd.cc; nothing here knows Highway.
  *
- * A unit is a tile of rows of one sequence and KV head; a task is one chunk of a unit. Chunks are cut
- * at multiples of a number of keys from key 0. That number follows from the sequence's own rows and
- * keys, so results depend neither on threads nor on other sequences. */
+ * A unit is a tile of rows of one sequence and KV head; a task is one chunk of a unit. Chunks are
+ * cut at multiples of a number of keys from key 0. That number follows from the sequence's own rows
+ * and keys, so results depend neither on threads nor on other sequences. */
 #ifndef TESSERA_CPU_DECODE_JOB_H_
 #define TESSERA_CPU_DECODE_JOB_H_
 
@@ -49,7 +49,8 @@ typedef struct tsri_cpu_cut {
   int64_t count; /* chunks, at least 1 */
 } tsri_cpu_cut;
 
-/* Keys of a chunk of a sequence with so many rows of a KV head and keys; INT64_MAX: it is not split. */
+/* Keys of a chunk of a sequence with so many rows of a KV head and keys; INT64_MAX: it is not
+ * split. */
 TSRI_INLINE int64_t tsri_cpu_chunk_keys(int64_t rows, int64_t sk) {
   int64_t keys = TSRI_CPU_CHUNK, most = TSRI_CPU_CHUNK_ROWS;
   if (rows > TSRI_CPU_SPLIT_ROWS) return INT64_MAX;
@@ -105,16 +106,16 @@ typedef struct tsri_cpu_run {
 
 /* What one worker has beside tsri_cpu_scratch. */
 typedef struct tsri_cpu_split_scratch {
-  float *q;                     /* [padded dim_qk][rows] of the narrow kernel */
-  float *o;                     /* [max(lanes, 8)][padded dim_v] */
-  float *narrow;                /* [keys + 16][rows] scores of the narrow kernel */
-  float *part;                  /* a part that is not shared, or in the making */
-  float *k_scale, *v_scale;     /* [keys + 16] */
-  const void **k_row, **v_row;  /* [keys + 16] where K and V lie, or float32 copies of V */
-  const void **k_copy;          /* [16] float32 copies of rows of K */
-  tsri_cpu_run_of_rows *runs;   /* [4][keys]: K and V, this step and the next */
-  const void **k_ahead;         /* [keys + 16][padded dim_qk / 32 + 1] */
-  const void **v_ahead;         /* [keys][padded dim_v / 8 + 16] */
+  float *q;                    /* [padded dim_qk][rows] of the narrow kernel */
+  float *o;                    /* [max(lanes, 8)][padded dim_v] */
+  float *narrow;               /* [keys + 16][rows] scores of the narrow kernel */
+  float *part;                 /* a part that is not shared, or in the making */
+  float *k_scale, *v_scale;    /* [keys + 16] */
+  const void **k_row, **v_row; /* [keys + 16] where K and V lie, or float32 copies of V */
+  const void **k_copy;         /* [16] float32 copies of rows of K */
+  tsri_cpu_run_of_rows *runs;  /* [4][keys]: K and V, this step and the next */
+  const void **k_ahead;        /* [keys + 16][padded dim_qk / 32 + 1] */
+  const void **v_ahead;        /* [keys][padded dim_v / 8 + 16] */
 } tsri_cpu_split_scratch;
 
 TSRI_INLINE tsri_cpu_split_scratch tsri_cpu_split_scratch_take(tsri_workspace *ws,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Pieces of the split kernel below its tasks, per Highway target: 8-bit elements against
-// common/dtype.h code by code, bfloat16 in halves, the folds that turn sums over phases into scores,
-// and the scores and outputs of the narrow form against plain sums.
+// common/dtype.h code by code, bfloat16 in halves, the folds that turn sums over phases into
+// scores, and the scores and outputs of the narrow form against plain sums.
 #include <math.h>
 #include <string.h>
 
@@ -164,5 +164,7 @@ namespace tessera {
 HWY_EXPORT(run_decode);
 }
 
-void kernel_test_decode(int64_t target) { TSRI_CPU_FUNCTION(tessera, run_decode, target)(); }
+void kernel_test_decode(int64_t target) {
+  TSRI_CPU_FUNCTION(tessera, run_decode, target)();
+}
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whole tasks of the forward and split kernels through backends/cpu/kernels.h, on one instruction
-// set at a time: each row of kernels.def against a plain double loop, and to the bit against itself with
-// other tiles of rows, in a larger batch, with packed rows, and with a window that equals the
+// set at a time: each row of kernels.def against a plain double loop, and to the bit against itself
+// with other tiles of rows, in a larger batch, with packed rows, and with a window that equals the
 // causal mask. Buffers end at an unreadable page, and what must not be read is NaN.
 #include <math.h>
 #include <stdio.h>
@@ -106,8 +106,7 @@ void fill_bytes(const Shape &s, uint64_t stream, int64_t rows, int64_t dim, int8
         const int64_t at = (b * s.heads_kv + h) * rows + r;
         scale[at] = scale_of(r);
         for (int64_t x = 0; x < dim; ++x)
-          data[at * dim + x] =
-              static_cast<int8_t>(element(s, stream, b, h, r, x) / scale_of(r));
+          data[at * dim + x] = static_cast<int8_t>(element(s, stream, b, h, r, x) / scale_of(r));
       }
 }
 
@@ -218,8 +217,7 @@ Result run_split(const tsri_cpu_kernels &kernels, const Shape &s, int64_t blocks
   memset(&device, 0, sizeof device);
   device.l1_bytes = 32768, device.l2_bytes = 1 << 20;
   const tsri_cpu_runner runner = {nullptr, 1};
-  tsri_cpu_split_plan plan =
-      tsri_cpu_split_plan_of(&resolved, &kernels, &runner, &device, 192, 64);
+  tsri_cpu_split_plan plan = tsri_cpu_split_plan_of(&resolved, &kernels, &runner, &device, 192, 64);
   plan.tiles.rows = 3 * kernels.lanes * blocks;
   const size_t room = static_cast<size_t>(tsri_cpu_split_workspace(&plan));
   void *workspace = nullptr;
@@ -292,9 +290,9 @@ void test_fwd(const tsri_cpu_kernels &kernels, tsr_dtype dtype, int amx) {
   for (Shape s : shapes) {
     char what[128];
     s.amx = amx;
-    snprintf(what, sizeof what, "%s%s B%d H%d/%d S%d/%d D%d/%d", name,
-             amx ? " tiles" : "", (int)s.batch, (int)s.heads_q,
-             (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk, (int)s.dim_v);
+    snprintf(what, sizeof what, "%s%s B%d H%d/%d S%d/%d D%d/%d", name, amx ? " tiles" : "",
+             (int)s.batch, (int)s.heads_q, (int)s.heads_kv, (int)s.sq, (int)s.sk, (int)s.dim_qk,
+             (int)s.dim_v);
     const Result one = run(kernels, s, 1, 32);
     check(s, one, what);
     same(one, run(kernels, s, 2, 32), what);  // other rows share the tile
