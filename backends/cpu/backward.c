@@ -95,14 +95,14 @@ static int64_t chunk_bound(const tsri_cpu_backward_plan *plan) {
   return min64(plan->tiles.most_chunks, ceil_div(plan->problem->p.seq_k, plan->tiles.least_keys));
 }
 
-/* Padded rows of all KV heads, at most. */
+/* Padded rows of all KV heads, at most; whole vectors, because shares of dQ lie so far apart. */
 static int64_t row_bound(const tsri_cpu_backward_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
   const int64_t lanes = plan->tiles.lanes, group = plan->problem->group;
   int64_t rows;
   if (p->arrays & TSR_ARRAY_CU_Q) {
     const int64_t used = tsri_mul_sat(p->total_q, group), pad = p->batch * lanes;
-    rows = used > INT64_MAX - pad ? INT64_MAX : used + pad;
+    rows = used > INT64_MAX - pad ? INT64_MAX : (used + pad) / lanes * lanes;
   } else {
     rows = tsri_mul_sat(p->batch, tsri_cpu_padded_rows(p->seq_q, group, lanes));
   }
