@@ -199,25 +199,45 @@ static void plan_estimate(const cpu_state *state, const cpu_plan *plan, tsr_esti
     tsri_cpu_forward_estimate(&plan->forward, &state->device, estimate);
 }
 
-/* Split and other kernels differ in their last bits. Which one a problem takes that asks for equal
- * bits may follow neither from threads nor, with batch_invariant, from the batch: the split
- * kernel's time is then set below or above the best of the others. */
+/* Whether a kernel on AMX tiles can take a problem of its element type. */
+static int amx_takes(const cpu_state *state, const cpu_kernel *k, const tsr_problem *p) {
+  return !state->no_amx && (k->family != CPU_BACKWARD || p->dout.dtype == k->dtype);
+}
+
+/* Time of the best kernel of a family for an element type: of those on AMX tiles if one can take
+ * the problem, else of the others. INFINITY if amx is asked for and none can. */
+static double best_of(const cpu_state *state, cpu_family family, tsr_dtype dtype, int amx,
+                      const tsr_resolved *problem) {
+  double best = INFINITY;
+  int32_t i;
+  for (i = 0; i < cpu_kernel_count; ++i) {
+    const cpu_kernel *k = &cpu_kernels[i];
+    tsr_estimate estimate;
+    cpu_plan plan;
+    if (k->dtype != dtype || k->family != family || k->amx != amx) continue;
+    if (amx && !amx_takes(state, k, &problem->p)) continue;
+    plan = make_plan(state, i, problem);
+    plan_estimate(state, &plan, &estimate);
+    best = fmin(best, estimate.seconds);
+  }
+  return best;
+}
+
+/* Kernels differ in their last bits. Which one a problem takes that asks for equal bits may follow
+ * neither from threads nor, with batch_invariant, from the batch: the split kernel's time is then
+ * set below or above the best of the others, and vectors come after AMX tiles. */
 static void settle(const cpu_state *state, int32_t kernel, const tsr_resolved *problem,
                    tsr_estimate *estimate) {
   const cpu_kernel *k = &cpu_kernels[kernel];
-  double best = INFINITY;
-  int32_t other;
-  if (problem->p.determinism == TSR_DETERMINISM_DEFAULT || k->family != CPU_SPLIT || k->eight)
+  double best;
+  if (problem->p.determinism == TSR_DETERMINISM_DEFAULT || k->eight || k->amx) return;
+  if (k->family != CPU_SPLIT) {
+    best = best_of(state, k->family, k->dtype, 1, problem);
+    if (best < INFINITY) estimate->seconds = fmax(estimate->seconds, best * 1.02);
     return;
-  for (other = 0; other < cpu_kernel_count; ++other) {
-    const cpu_kernel *o = &cpu_kernels[other];
-    tsr_estimate rival;
-    cpu_plan plan;
-    if (o->dtype != k->dtype || o->family != CPU_FORWARD || (o->amx && state->no_amx)) continue;
-    plan = make_plan(state, other, problem);
-    plan_estimate(state, &plan, &rival);
-    best = fmin(best, rival.seconds);
   }
+  best = best_of(state, CPU_FORWARD, k->dtype, 1, problem);
+  if (best == INFINITY) best = best_of(state, CPU_FORWARD, k->dtype, 0, problem);
   estimate->seconds = tsri_cpu_split_preferred(problem) ? fmin(estimate->seconds, best * 0.99)
                                                         : fmax(estimate->seconds, best * 1.01);
 }
@@ -263,7 +283,7 @@ static tsr_status cpu_supports(void *opaque, int32_t kernel, const tsr_resolved 
     snprintf(reason->text, sizeof reason->text, "%s", state->no_amx);
     return TSR_STATUS_NOT_SUPPORTED;
   }
-  if (k->amx && problem->p.dout.dtype != TSR_DTYPE_NONE && problem->p.dout.dtype != k->dtype) {
+  if (k->amx && !amx_takes(state, k, &problem->p)) {
     snprintf(reason->text, sizeof reason->text, "dout is %s; this kernel takes %s",
              dtype_name(problem->p.dout.dtype), dtype_name(k->dtype));
     return TSR_STATUS_NOT_SUPPORTED;

@@ -123,8 +123,10 @@ void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device 
                             : tasks;
   const double peak = tiles->amx ? device->clock * TSRI_CPU_AMX_FLOPS
                                  : device->clock * lanes * (plan->kernels.fused ? 4 : 2);
-  double efficiency = (tiles->amx ? 0.3 : 0.7) * filled, parallel = fmin(threads, fmax(1, pairs * tasks));
-  if (!tiles->amx && rows < 3 * lanes) efficiency *= 0.6; /* one or two vectors of rows: more loads per product */
+  const double parallel = fmin(threads, fmax(1, pairs * tasks));
+  double efficiency = (tiles->amx ? 0.3 : 0.7) * filled;
+  /* One or two vectors of rows: more loads per product. */
+  if (!tiles->amx && rows < 3 * lanes) efficiency *= 0.6;
   if (p->softcap > 0 || p->bias.dtype != TSR_DTYPE_NONE || p->alibi != TSR_ALIBI_NONE ||
       p->mask.dtype != TSR_DTYPE_NONE || p->dropout > 0)
     efficiency *= 0.7;
@@ -135,6 +137,9 @@ void tsri_cpu_forward_estimate(const tsri_cpu_plan *plan, const tsri_cpu_device 
     estimate->bytes += pairs * rows * keys * tsri_dtype_bytes(p->bias.dtype);
   estimate->seconds = 5e-6 + fmax(estimate->flops / (peak * efficiency * parallel),
                                   estimate->bytes / (device->bandwidth * fmin(parallel, 8)));
+  /* Tiles are packed by every task, at about 4 bytes a clock. */
+  if (tiles->amx)
+    estimate->seconds += pairs * tasks * keys * dims * bytes_in / (device->clock * 4 * parallel);
   estimate->tile_q = tiles->rows;
   estimate->tile_k = tiles->keys;
   estimate->workspace = (size_t)tsri_cpu_forward_workspace(plan);
