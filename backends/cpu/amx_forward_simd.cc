@@ -290,7 +290,11 @@ class AmxForwardTask : RowTask<2, true> {
       steps_.drop(score_tile_of(block, now->s), job_.drop_key, now->s);
       pair_tile(now->s, block.keys);
     } else {
-      softmax_pairs(now->s, block.keys, unit, r0, r1, t0, t1, work);
+      // The sum that LSE is made of has to be exact to float32.
+      if (args_.lse)
+        softmax_pairs<Recurrence>(now->s, block.keys, unit, r0, r1, t0, t1, work);
+      else
+        softmax_pairs<RoundedRecurrence>(now->s, block.keys, unit, r0, r1, t0, t1, work);
     }
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes_), a1, t1), d, l + lanes_);
@@ -311,6 +315,7 @@ class AmxForwardTask : RowTask<2, true> {
 
   // Scores to P^T in words of two keys, in place, and the sum over keys of each lane before
   // rounding, with the steps of `work` spread over the keys. Keys up to a whole tile get 0.
+  template <class Softmax>
   HWY_NOINLINE void softmax_pairs(float *s, size_t n, VF unit, VF r0, VF r1, VF &sum0, VF &sum1,
                                   TileWork &work_of_others) const {
     const DF d;
@@ -321,10 +326,10 @@ class AmxForwardTask : RowTask<2, true> {
     size_t j = 0, due = 0;
     for (; j + 2 <= n; j += 2, s += 2 * kBlockRows, p += kBlockRows) {
       for (due += steps; due >= turns && work.steps() > 0; due -= turns) work.advance();
-      const VF a0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
-      const VF b0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kBlockRows), r0);
-      const VF b1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kBlockRows + kTileSide), r1);
+      const VF a0 = Softmax::prob_in(unit, hn::Load(d, s), r0);
+      const VF a1 = Softmax::prob_in(unit, hn::Load(d, s + kTileSide), r1);
+      const VF b0 = Softmax::prob_in(unit, hn::Load(d, s + kBlockRows), r0);
+      const VF b1 = Softmax::prob_in(unit, hn::Load(d, s + kBlockRows + kTileSide), r1);
       t0 = hn::Add(hn::Add(t0, a0), b0);
       t1 = hn::Add(hn::Add(t1, a1), b1);
       store_pair(a0, b0, p);
@@ -332,8 +337,8 @@ class AmxForwardTask : RowTask<2, true> {
     }
     while (work.steps() > 0) work.advance();
     if (j < n) {
-      const VF a0 = RoundedRecurrence::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = RoundedRecurrence::prob_in(unit, hn::Load(d, s + kTileSide), r1);
+      const VF a0 = Softmax::prob_in(unit, hn::Load(d, s), r0);
+      const VF a1 = Softmax::prob_in(unit, hn::Load(d, s + kTileSide), r1);
       t0 = hn::Add(t0, a0);
       t1 = hn::Add(t1, a1);
       store_pair(a0, hn::Zero(d), p);

@@ -74,20 +74,34 @@ typedef struct bounds {
   int64_t parts; /* floats */
 } bounds;
 
-/* Chunks of all sequences, at most, if none has less than `keys` keys but the last of a sequence.
- */
-static int64_t chunks_of(const tsr_problem *p, int64_t keys) {
-  const int64_t each = min64(ceil_div(p->seq_k, keys), TSRI_CPU_CHUNKS);
-  const int64_t most = tsri_mul_sat(p->batch, each);
-  if (p->arrays & TSR_ARRAY_CU_K) return min64(most, tsri_add_sat(p->total_k / keys, p->batch));
-  return most;
+/* Floats of all parts of a KV head, at most. Sequences of up to `top` rows have chunks of `keys` keys
+ * or more, both doubling from level to level; one of a known number of rows has its own level. */
+static int64_t parts_bound(const tsri_cpu_split_plan *plan, int64_t rows, int known) {
+  const tsr_problem *p = &plan->problem->p;
+  const int64_t most_rows = min64(rows, TSRI_CPU_SPLIT_ROWS);
+  int64_t keys = TSRI_CPU_CHUNK, top = TSRI_CPU_CHUNK_ROWS;
+  int64_t by_sequence = 0, by_total = 0, unit = 0;
+  for (;; keys *= 2, top *= 2) {
+    const int64_t here = min64(most_rows, top), last = top >= most_rows;
+    const int64_t floats = tsri_mul_sat(ceil_div(here, plan->tiles.rows),
+                                        tsri_cpu_part_floats(here, p->dim_v, &plan->tiles));
+    if (!known || last) {
+      const int64_t each = min64(ceil_div(p->seq_k, keys), TSRI_CPU_CHUNKS);
+      by_sequence = max64(by_sequence, tsri_mul_sat(each, floats));
+      by_total = max64(by_total, tsri_mul_sat(p->total_k / keys + 1, floats));
+      unit = max64(unit, floats);
+    }
+    if (last) break;
+  }
+  by_sequence = tsri_mul_sat(p->batch, by_sequence);
+  if (!(p->arrays & TSR_ARRAY_CU_K)) return by_sequence;
+  return min64(by_sequence, tsri_add_sat(by_total, tsri_mul_sat(p->batch, unit)));
 }
 
 static bounds bounds_of(const tsri_cpu_split_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
   const tsri_cpu_tiles *tiles = &plan->tiles;
   const int64_t rows = tsri_mul_sat(p->seq_q, plan->problem->group); /* of a sequence, at most */
-  int64_t part_rows = rows, chunks;
   bounds most;
   most.units = tsri_mul_sat(p->batch, ceil_div(rows, tiles->rows));
   if (p->arrays & TSR_ARRAY_CU_Q) {
@@ -97,20 +111,7 @@ static bounds bounds_of(const tsri_cpu_split_plan *plan) {
   most.units = tsri_mul_sat(most.units, p->heads_kv);
   most.parts = 0;
   if (rows == 0 || (uniform(p) && rows > TSRI_CPU_SPLIT_ROWS)) return most;
-  if (uniform(p)) {
-    int64_t keys = TSRI_CPU_CHUNK, top = TSRI_CPU_CHUNK_ROWS;
-    for (; top < rows; top *= 2) keys *= 2;
-    chunks = chunks_of(p, keys);
-    chunks = tsri_mul_sat(chunks, ceil_div(rows, tiles->rows));
-  } else {
-    /* Longer chunks come with more rows: all tiles of a sequence have at most
-     * 2 * TSRI_CPU_CHUNK_ROWS rows per TSRI_CPU_CHUNK keys, and at most twice that where the last
-     * chunk is short (one chunk alone has no part). */
-    part_rows = min64(rows, 2 * TSRI_CPU_CHUNK_ROWS);
-    chunks = tsri_mul_sat(2, chunks_of(p, TSRI_CPU_CHUNK));
-  }
-  most.parts = tsri_mul_sat(tsri_mul_sat(chunks, p->heads_kv),
-                            tsri_cpu_part_floats(part_rows, p->dim_v, tiles));
+  most.parts = tsri_mul_sat(parts_bound(plan, rows, uniform(p)), p->heads_kv);
   return most;
 }
 
