@@ -58,7 +58,7 @@ class DriverPeer:
     def __init__(self, config):
         self.np = need("numpy")
         self.threads = config["threads"]
-        self.library = library = compile_driver(self.driver, config["folder"], self.flags(config))
+        self.loaded = library = compile_driver(self.driver, config["folder"], self.flags(config))
         for function in (library.peer_version, library.peer_form):
             function.restype = ctypes.c_char_p
         library.peer_open.argtypes = [ctypes.POINTER(DriverShape), ctypes.c_int] + [
@@ -73,7 +73,7 @@ class DriverPeer:
     def prepare(self, shape):
         arrays = [self.np.ascontiguousarray(x) for x in inputs(self.np, shape)]
         count, forms = 0, []
-        while self.library.peer_form(count) is not None:
+        while self.loaded.peer_form(count) is not None:
             forms.append(lambda form=count: DriverCase(self, shape, arrays, form))
             count += 1
         return forms
@@ -87,7 +87,7 @@ class DriverCase(NumpyCase):
         self.np, self.shape, self.peer, self.form = peer.np, shape, peer, form
         self.arrays = arrays
         self.q, self.k, self.v = arrays[:3]
-        self.label = peer.library.peer_form(form).decode()
+        self.label = peer.loaded.peer_form(form).decode()
         self.reopen()
 
     def reopen(self):
@@ -97,19 +97,19 @@ class DriverCase(NumpyCase):
             TYPES[s.dtype], int(s.direction == "backward"), self.peer.threads, s.dim ** -0.5)
         pointers = [x.ctypes.data for x in self.arrays] + [None] * (4 - len(self.arrays))
         DriverCase.current = None
-        if self.peer.library.peer_open(ctypes.byref(self.given), self.form, *pointers, reason, 256):
-            self.peer.library.peer_close()
+        if self.peer.loaded.peer_open(ctypes.byref(self.given), self.form, *pointers, reason, 256):
+            self.peer.loaded.peer_close()
             raise Refused(reason.value.decode(errors="replace"))
         DriverCase.current = self
 
     def step(self):
         if DriverCase.current is not self:
             self.reopen()
-        self.peer.library.peer_run()
+        self.peer.loaded.peer_run()
 
     def fetch(self, which, like):
         out = self.np.empty_like(like)
-        self.peer.library.peer_output(which, out.ctypes.data)
+        self.peer.loaded.peer_output(which, out.ctypes.data)
         return out
 
     def output(self):
@@ -141,5 +141,5 @@ class DriverCase(NumpyCase):
 
     def close(self):
         if DriverCase.current is self:
-            self.peer.library.peer_close()
+            self.peer.loaded.peer_close()
             DriverCase.current = None
