@@ -39,7 +39,7 @@ class AmxBackward final : public BackwardTask {
       : BackwardTask(job, worker), line_(static_cast<size_t>(tsri_cpu_tile_line(&p_))) {
     tiles_.configure();
   }
-  ~AmxBackward() override { tiles_.release(); }
+  ~AmxBackward() { tiles_.release(); }
 
  private:
   static constexpr size_t kLanes = 32;  // rows of a block

@@ -34,9 +34,9 @@ namespace HWY_NAMESPACE {
 class BackwardBlock {
  protected:
   // K and V of keys [begin, begin + n) of a panel, as operands of products.
-  virtual void pack_panel(int64_t begin, size_t n) = 0;
+  virtual void pack_panel(int64_t, size_t) {}
   // Q and dO of the block, as operands.
-  virtual void pack_block() = 0;
+  virtual void pack_block() {}
 
   BackwardBlock(const tsri_cpu_backward &job, int32_t worker)
       : job_(job), p_(job.problem->p), args_(*job.args), steps_(*job.problem, *job.args) {

@@ -42,7 +42,6 @@ namespace HWY_NAMESPACE {
 class BackwardTask : protected BackwardBlock {
  public:
   BackwardTask(const tsri_cpu_backward &job, int32_t worker) : BackwardBlock(job, worker) {}
-  virtual ~BackwardTask() {}
 
   void run_rows(int64_t task) {
     int64_t begin, end;
@@ -81,13 +80,17 @@ class BackwardTask : protected BackwardBlock {
   }
 
  protected:
+  // Tasks live on the stack. Neither a virtual destructor nor a pure function: both would need the
+  // C++ library, which programs in C do not link.
+  ~BackwardTask() = default;
+
   // What products are computed with, beside pack_panel and pack_block.
   //
   // s_t = K Q^T and g_t = V dO^T of a tile.
-  virtual void multiply_scores(const ScoreTile &t) = 0;
-  virtual void load_gradients(const ScoreTile &t) = 0;
+  virtual void multiply_scores(const ScoreTile &) {}
+  virtual void load_gradients(const ScoreTile &) {}
   // P (after dropout) in s_t and dS in g_t into every gradient; may overwrite both.
-  virtual void add_gradients(const ScoreTile &t) = 0;
+  virtual void add_gradients(const ScoreTile &) {}
 
   void trim(const tsri_mask_row &seen, int64_t begin, int64_t end, int64_t *key,
             size_t *keys) const {
