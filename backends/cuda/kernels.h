@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the rest of the backend knows of a kernel row: its limits, its tile, and the device functions
+// behind it. One row is one line of kernels.def and one generated source (instance.cu.in), whose
+// object exports the row as tsri_cuda_row_<name>. Numbers that follow from the tile (shared memory,
+// threads) are computed where the tile program is instantiated and only carried here.
+#ifndef TESSERA_BACKENDS_CUDA_KERNELS_H_
+#define TESSERA_BACKENDS_CUDA_KERNELS_H_
+
+#include <stdint.h>
+
+#include "tessera/tessera.h"
+
+namespace tessera {
+namespace cuda {
+
+enum class Family : int32_t {
+  kForward,  // one block per query tile: ForwardArgs
+  kSplit,    // short queries, keys cut over blocks: SplitArgs
+  kBackward, // the entries of BackwardEntry
+};
+
+// A device function: what the runtime launches. On the device `function` is the host-side handle of a
+// __global__ function that takes one argument struct by value; in the emulated build it is a function
+// that takes a pointer to that struct.
+struct Entry {
+  const void *function; // nullptr: the row has no such entry
+  int32_t threads;
+  uint32_t shared_bytes;
+};
+
+enum { kEntryMain = 0, kEntryCount = 8 };
+
+struct Row {
+  const char *name; // op_dtype_dTIER_mask__arch_QxK
+  tsr_pass pass;
+  Family family;
+  tsr_dtype dtype; // of Q, K and V
+  int32_t dim_qk;  // largest Dqk
+  int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks
+  int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
+                   // stride; 1: every feature and stride
+  int32_t arch;    // least compute capability, 80 for 8.0
+  int32_t tile_q, tile_k;
+  int32_t stages;
+  Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
+};
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_KERNELS_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The few services of a GPU runtime that the backend needs, so that backend.cpp and select.cpp name no
+// vendor. Two implementations: runtime_cuda.cpp (CUDA runtime linked statically, the driver found at
+// run time) and runtime_emulated.cpp (the SIMT emulator of common/gpu on host memory, for tests on
+// machines without a GPU). All calls return true on success; on failure they write one line of text.
+#ifndef TESSERA_BACKENDS_CUDA_RUNTIME_H_
+#define TESSERA_BACKENDS_CUDA_RUNTIME_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tessera/backend.h"
+
+namespace tessera {
+namespace cuda {
+
+// Facts that selection may depend on, and nothing else does.
+struct DeviceFacts {
+  char name[128];
+  int32_t arch;              // 90 for compute capability 9.0
+  int32_t processors;        // SMs
+  int64_t shared_per_block;  // bytes, opt-in limit
+  int64_t shared_per_processor;
+  int64_t registers_per_processor;
+  int64_t l2_bytes;
+  int64_t memory_bytes;
+  double clock;              // Hz
+  double bandwidth;          // device memory, bytes/s
+};
+
+// Where a pointer of a run lives.
+enum class Memory : int32_t { kUnknown, kHost, kDevice, kManaged };
+
+struct Launch {
+  const void *function; // Entry::function
+  int64_t blocks;       // 1 .. 2^31 - 1
+  int32_t threads;
+  uint32_t shared_bytes;
+  const void *args;     // the argument struct
+  size_t args_size;
+  void *stream;
+};
+
+// Device memory and devices. `device` is an ordinal.
+bool runtime_probe(int32_t *devices, tsr_reason *why); // false: no driver or no device
+bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why);
+// Prepares a device function for its shared memory on a device; once per (function, device).
+bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why);
+bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why);
+bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why);
+// Memory in stream order, for runs without a workspace.
+bool runtime_allocate(int32_t device, size_t bytes, void *stream, void **block, tsr_reason *why);
+void runtime_release(int32_t device, void *block, void *stream);
+// Memory::kDevice with the wrong ordinal is reported through *owner.
+Memory runtime_where(const void *pointer, int32_t *owner);
+const char *runtime_version(); // "CUDA 13.0, driver 13.0"
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_RUNTIME_H_

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a kernel receives: the resolved problem and the pointers of a run as the caller gave them, plus
+// what the plan decided. One value, passed by copy (under the 4 KiB that every device takes), so that
+// no field is translated twice. Filled by the backend, read by the tile programs of this folder.
+//
+// A launch is one row of blocks. Block number -> work, fastest index first:
+//   forward    query tile, chunk of Dv, query head, batch       (packed: query tiles of all sequences)
+//   split      split, KV head, batch
+//   dQ         query tile, chunk of Dqk, query head, batch
+//   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
+#ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
+#define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
+
+#include <stdint.h>
+
+#include "tessera/tessera.h"
+
+namespace tessera {
+namespace gpu {
+
+// The problem and the run, in both passes.
+struct Call {
+  tsr_problem p; // resolved: see tsr_resolved in backend.h
+  tsr_args a;
+  uint32_t features;       // tsr_feature bits
+  int32_t group;           // query heads per KV head
+  uint64_t drop_threshold; // keep when word >= threshold
+  float keep_scale;        // 1 / (1 - p_drop), 0 when p_drop is 1
+};
+
+struct ForwardArgs {
+  Call call;
+  int32_t tiles;  // query tiles per slot; packed: of all slots, ceil(total_q / tile) + B at most
+  int32_t chunks; // column chunks of Dv
+};
+
+// Split-KV: 16 rows (query heads of a group x queries) against a range of keys per block.
+struct SplitArgs {
+  Call call;
+  int32_t row_tiles;   // tiles of group * seq_q rows
+  int32_t splits;      // parts that the keys of a sequence are cut into
+  int32_t chunks;      // column chunks of Dv
+  int64_t part_keys;   // keys of a part; a multiple of the key tile
+  float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] sums, each over its own l
+  float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
+  float *part_max;     // the same shape: row maxima, natural; only if asked for
+  uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_ARGUMENTS_HPP_
