@@ -66,6 +66,15 @@ struct OnlineSoftmax {
     return P::exp2_product(P::sub(s, ref), unit);
   }
 
+  // The same two with the factor taken into the reference once per row, ready = unit * reference(m):
+  // one fused operation per score. Whatever the rounding of `ready`, it is the same for all scores of a
+  // row and cancels in O and in LSE = ready ln 2 + ln l, as long as every later tile and the LSE use the
+  // same product; correction is 2^(ready_old - ready_new). Scores times unit must not overflow.
+  static TSRI_FORCE_INLINE V ready_reference(V unit, V m) { return P::mul(unit, reference(m)); }
+  static TSRI_FORCE_INLINE V prob_ready(V unit, V s, V ready) {
+    return P::exp2(P::mul_add(s, unit, P::sub(P::set(0.0f), ready)));
+  }
+
   // The sum after a tile: alpha * l + tile_sum.
   static TSRI_FORCE_INLINE V new_sum(V l, V alpha, V tile_sum) {
     return P::mul_add(alpha, l, tile_sum);

@@ -27,7 +27,39 @@ struct Call {
   int32_t group;           // query heads per KV head
   uint64_t drop_threshold; // keep when word >= threshold
   float keep_scale;        // 1 / (1 - p_drop), 0 when p_drop is 1
+  uint32_t vector;         // kVector bits: tensors that 16-byte accesses may touch
 };
+
+enum : uint32_t {
+  kVectorQ = 1,
+  kVectorK = 2,
+  kVectorV = 4,
+  kVectorO = 8,
+  kVectorDout = 16,
+  kVectorDq = 32,
+  kVectorDk = 64,
+  kVectorDv = 128
+};
+
+// Whether rows of `columns` elements of a tensor can be moved 16 bytes at a time: unit last stride and
+// every row begin a multiple of 16 bytes, for the pointer as promised by the layout's alignment.
+inline bool layout_is_vector(const tsr_layout &layout, int64_t columns) {
+  const int64_t size = layout.dtype == TSR_DTYPE_F32 ? 4 : 2;
+  return layout.dtype != TSR_DTYPE_NONE && layout.alignment % 16 == 0 && layout.alignment > 0 &&
+         layout.stride[3] == 1 && columns * size % 16 == 0 && layout.stride[0] * size % 16 == 0 &&
+         layout.stride[1] * size % 16 == 0 && layout.stride[2] * size % 16 == 0;
+}
+
+inline uint32_t vector_bits(const tsr_problem &p) {
+  return (layout_is_vector(p.q, p.dim_qk) ? kVectorQ : 0u) |
+         (layout_is_vector(p.k, p.dim_qk) ? kVectorK : 0u) |
+         (layout_is_vector(p.v, p.dim_v) ? kVectorV : 0u) |
+         (layout_is_vector(p.o, p.dim_v) ? kVectorO : 0u) |
+         (layout_is_vector(p.dout, p.dim_v) ? kVectorDout : 0u) |
+         (layout_is_vector(p.dq, p.dim_qk) ? kVectorDq : 0u) |
+         (layout_is_vector(p.dk, p.dim_qk) ? kVectorDk : 0u) |
+         (layout_is_vector(p.dv, p.dim_v) ? kVectorDv : 0u);
+}
 
 struct ForwardArgs {
   Call call;
