@@ -86,9 +86,6 @@ TSRI_DEVICE float f16_to_float(uint16_t h) { return tsri_f16_to_float(h); }
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
 }
-TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
-  copy_async(offset, source, true);
-}
 TSRI_DEVICE void copy_commit() { emulated_commit(); }
 template <int kLeft>
 inline void copy_wait() {
