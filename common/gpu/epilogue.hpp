@@ -23,6 +23,10 @@ TSRI_DEVICE void store_row_numbers(const Call &call, int64_t b, int64_t h, int64
     call.a.max_logit[tsri_row_offset(p.max_logit.stride, b, h, row)] = max_logit;
 }
 
+struct alignas(8) Pair {
+  float lo, hi;
+};
+
 // Two neighbouring elements of a tile of E.
 template <class E>
 TSRI_DEVICE void shared_pair(uint32_t offset, float lo, float hi) {
@@ -43,7 +47,25 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
                                int64_t b, int64_t h, int64_t row, int rows, int column, int columns) {
   using E = typename U::Element;
   const int64_t begin = tsri_row_offset(layout.stride, b, h, row);
-  if (layout.dtype != DtypeOf<E>::value || !vector) {
+  if (!kAny && layout.dtype != DtypeOf<E>::value) { // float32, of rows that allow pairs
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int slot = 0; slot < U::kRows; ++slot) {
+        const int r = wave_row + f * U::kFree + U::free_of(slot);
+        float *to = static_cast<float *>(data) + begin + r * layout.stride[2] + column + U::con_lane();
+        TSRI_UNROLL
+        for (int o = 0; o < kOut; ++o)
+          TSRI_UNROLL
+          for (int e = 0; e < U::kElements; e += 2) {
+            const int c = o * U::kCon + U::con_element(e);
+            if (U::slot(e) == slot && r < rows && column + U::con_lane() + c < columns)
+              *reinterpret_cast<Pair *>(to + c) = Pair{out[f][o].x[e], out[f][o].x[e + 1]};
+          }
+      }
+    return;
+  }
+  if (kAny && (layout.dtype != DtypeOf<E>::value || !vector)) {
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
       TSRI_UNROLL

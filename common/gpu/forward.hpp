@@ -6,7 +6,7 @@
 // next tile run under the products of this one and there is one barrier per tile; with one, K and V
 // take turns (less shared memory, three barriers).
 //
-// kAny false: interval masks on aligned tensors, scores stay raw (unit = scale log2 e is folded into
+// kAny false: interval masks on aligned tensors, no row maxima, scores stay raw (unit = scale log2 e is folded into
 // the exponent). kAny true: every score step of score.hpp, any strides; scores are natural.
 #ifndef TESSERA_COMMON_GPU_FORWARD_HPP_
 #define TESSERA_COMMON_GPU_FORWARD_HPP_
@@ -43,7 +43,8 @@ struct Forward {
     tsri_sequence sequence;
     tsri_mask_rule rule;
     Place place;
-    RowSource k, v; // not in registers: they are needed only where copies start
+    RowSource k, v;   // not in registers: they are needed only where copies start,
+    ScoreTerms terms; // and these, of kAny, only among scores
   };
   static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
@@ -52,6 +53,7 @@ struct Forward {
   static constexpr uint32_t kEnd = kV + kStages * TileV::kBytes;
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + TileO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
+  static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
 
   // What a wave carries from tile to tile.
@@ -134,7 +136,10 @@ struct Forward {
   }
 
   // Folds one tile of scores into m and l, turns it into probabilities and rescales the outputs.
+  // unit * score is in base two. kAny false: m moves only when it is left behind by 2^8 (lazy_max).
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
+    float alpha[kSlots];
+    bool moved = false;
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) {
       const int f = r / U::kRows;
@@ -144,11 +149,14 @@ struct Forward {
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows) tile_max = larger_of(tile_max, s[f][c].x[e]);
-      const float m = Softmax::new_max(state.m[r], U::max_con(tile_max));
+      tile_max = U::max_con(tile_max);
+      const float m = kAny ? Softmax::new_max(state.m[r], tile_max)
+                           : Softmax::lazy_max(unit, state.m[r], tile_max, kSlack);
       const float ref = Softmax::reference(m);
       const float ready = Softmax::ready_reference(unit, m);
-      const float alpha = kAny ? Softmax::correction_in(unit, state.m[r], ref)
-                               : Softmax::prob_ready(unit, state.m[r], ready);
+      moved = moved || m != state.m[r];
+      alpha[r] = kAny ? Softmax::correction_in(unit, state.m[r], ref)
+                      : Softmax::prob_ready(unit, state.m[r], ready);
       state.m[r] = m;
       float sum = 0.0f;
       TSRI_UNROLL
@@ -160,13 +168,19 @@ struct Forward {
             x = kAny ? Softmax::prob_in(unit, x, ref) : Softmax::prob_ready(unit, x, ready);
             sum += x;
           }
-      state.l[r] = Softmax::new_sum(state.l[r], alpha, sum);
+      state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum);
+    }
+    if (!any_lane(moved)) return;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
       TSRI_UNROLL
       for (int o = 0; o < kOut; ++o)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows)
-            state.out[f][o].x[e] = Softmax::rescale(state.out[f][o].x[e], alpha);
+          if (U::slot(e) == r % U::kRows) {
+            float &x = state.out[r / U::kRows][o].x[e];
+            x = Softmax::rescale(x, alpha[r]);
+          }
     }
   }
 
@@ -209,27 +223,30 @@ struct Forward {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
-    int64_t n = block_index();
-    int64_t tile = n % args.tiles;
-    n /= args.tiles;
-    const int column = static_cast<int>(n % args.chunks) * kDv;
-    n /= args.chunks;
-    const int64_t h = n % p.heads_q;
+    uint32_t n = block_index();
+    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
+    n /= static_cast<uint32_t>(args.tiles);
+    const int column = static_cast<int>(n % static_cast<uint32_t>(args.chunks)) * kDv;
+    n /= static_cast<uint32_t>(args.chunks);
+    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
     Shared &shared = shared_at<Shared>(0);
     if (wave() == 0) {
-      Place place = {n / p.heads_q, static_cast<int32_t>(args.tiles - 1 - tile)};
+      Place place = {n / static_cast<uint32_t>(p.heads_q),
+                     args.tiles - 1 - static_cast<int32_t>(tile)};
       if (a.cu_q)
         place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
       if (thread_index() == 0) {
         shared.place = place;
         if (place.b >= 0) {
+          const uint32_t kv_head = h / static_cast<uint32_t>(args.call.group);
           shared.sequence = tsri_sequence_of(&p, &a, place.b);
           shared.rule = tsri_sequence_rule(&p, &shared.sequence);
           const tsri_pages pages = tsri_pages_of(&p, &a);
-          shared.k = kv_source<E>(a.k, p.k, shared.sequence.k, pages, place.b, h / args.call.group,
+          shared.k = kv_source<E>(a.k, p.k, shared.sequence.k, pages, place.b, kv_head,
                                   p.dim_qk, args.call.vector & kVectorK);
-          shared.v = kv_source<E>(a.v, p.v, shared.sequence.k, pages, place.b, h / args.call.group,
+          shared.v = kv_source<E>(a.v, p.v, shared.sequence.k, pages, place.b, kv_head,
                                   p.dim_v, args.call.vector & kVectorV);
+          if (kAny) shared.terms = score_terms(args.call, shared.sequence, place.b, h);
         }
       }
     }
@@ -264,8 +281,7 @@ struct Forward {
     }
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
-    ScoreTerms terms;
-    if (kAny) terms = score_terms(args.call, shared.sequence, b, h);
+    const ScoreTerms &terms = shared.terms;
 
     if (tiles.count > 0) {
       load_tile<E, TileQ, kThreads, kAny>(kQ, q, i0, 0);
@@ -278,6 +294,8 @@ struct Forward {
         U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
     typename U::Free kept[kFree][kDepth];
     const int32_t wave_i0 = i0 + wave_row();
+    const int first = larger(-i0, wave_row());
+    const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
     TSRI_NO_UNROLL
     for (int32_t n_tile = 0; n_tile < tiles.count; ++n_tile) {
       const int32_t key0 = KeyTiles::at(tiles, n_tile) * kTileK;
@@ -308,8 +326,6 @@ struct Forward {
       }
       // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
       // Rows outside the sequence are computed and not used.
-      const int first = larger(-i0, wave_row());
-      const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
       const int tile_class =
           first >= last ? TSRI_TILE_SKIP
                         : rows_class(kBands, first, last, prefix, key0, key0 + kTileK);

@@ -29,8 +29,8 @@ namespace gpu {
 extern __shared__ __align__(128) unsigned char tsri_shared[];
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
-TSRI_DEVICE int64_t block_index() { return static_cast<int64_t>(blockIdx.x); }
-TSRI_DEVICE int64_t block_count() { return static_cast<int64_t>(gridDim.x); }
+TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
+TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
 
 TSRI_DEVICE void sync_block() { __syncthreads(); }
 TSRI_DEVICE void sync_wave() { __syncwarp(); }
@@ -46,6 +46,7 @@ TSRI_DEVICE uint32_t shared_address(uint32_t offset) {
 TSRI_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 TSRI_DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
+TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);
 }
@@ -53,7 +54,7 @@ TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
 TSRI_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TSRI_DEVICE float exp2_of(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TSRI_DEVICE float log_of(float x) { return logf(x); }

@@ -27,8 +27,8 @@ namespace tessera {
 namespace gpu {
 
 TSRI_DEVICE int thread_index() { return emulated_thread().thread; }
-TSRI_DEVICE int64_t block_index() { return emulated_thread().block; }
-TSRI_DEVICE int64_t block_count() { return emulated_thread().blocks; }
+TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_thread().block); }
+TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }
 
 TSRI_DEVICE void sync_block() { emulated_sync_block(); }
 TSRI_DEVICE void sync_wave() { emulated_meet("wave barrier", nullptr, 0); }
@@ -55,8 +55,19 @@ TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return met_word(emulated_meet("shuffle xor", &v, 4), lane ^ mask, 0);
 }
 
+TSRI_DEVICE bool any_lane(bool x) {
+  const uint32_t v = x;
+  const unsigned char *all = emulated_meet("any lane", &v, 4);
+  uint32_t any = 0;
+  for (int lane = 0; lane < 32; ++lane) any |= met_word(all, lane, 0);
+  return any != 0;
+}
+
 TSRI_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-TSRI_DEVICE float exp2_of(float x) { return exp2f(x); }
+TSRI_DEVICE float exp2_of(float x) { // the device's instruction has no subnormal results
+  const float y = exp2f(x);
+  return y < 1.17549435e-38f ? 0.0f : y;
+}
 TSRI_DEVICE float log_of(float x) { return logf(x); }
 TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
 TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }

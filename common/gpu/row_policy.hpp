@@ -22,6 +22,7 @@ struct LanePolicy {
   TSRI_DEVICE_MEMBER V exp2_product(V x, V unit) { return exp2_of(x * unit); }
   TSRI_DEVICE_MEMBER V log(V x) { return log_of(x); }
   TSRI_DEVICE_MEMBER V div(V a, V b) { return a / b; }
+  TSRI_DEVICE_MEMBER V select_le(V a, V b, V yes, V no) { return a <= b ? yes : no; }
   TSRI_DEVICE_MEMBER V select_eq(V a, V b, V yes, V no) { return a == b ? yes : no; }
 };
 

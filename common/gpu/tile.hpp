@@ -109,28 +109,47 @@ TSRI_DEVICE Chunk gather_chunk(const RowSource &s, int r, int c) {
   return u.chunk;
 }
 
+// One chunk on its way into a tile; rows outside [0, length) and columns beyond the source are zeros.
+template <class E, bool kAny>
+TSRI_DEVICE void load_chunk(uint32_t to, const RowSource &s, int row, int c) {
+  constexpr int per_chunk = 16 / static_cast<int>(sizeof(E));
+  const bool valid =
+      static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length) && c * per_chunk < s.columns;
+  if (kAny && !s.vector)
+    shared_at<Chunk>(to) = valid ? gather_chunk<E>(s, row, c) : Chunk{{0, 0, 0, 0}};
+  else
+    copy_async(to, valid ? row_address(s, row) + c * 16 : s.base, valid);
+}
+
 // Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
 // multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
-// barrier. Rows outside [0, length) become zeros. kAny false: the source allows 16-byte copies.
+// barrier. kAny false: the source allows 16-byte copies.
 template <class E, class T, int kThreads, bool kAny>
 TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column) {
   constexpr int total = T::kRows * T::kChunks;
   const int chunk0 = column / T::kPerChunk;
+  if (s.pages.table || (kAny && !s.vector) || kThreads % T::kChunks != 0 ||
+      (kThreads / T::kChunks) % 8 != 0 || total % kThreads != 0) {
+    TSRI_NO_UNROLL
+    for (int i = thread_index(); i < total; i += kThreads)
+      load_chunk<E, kAny>(offset + T::at(i / T::kChunks, i % T::kChunks), s, first + i / T::kChunks,
+                          chunk0 + i % T::kChunks);
+    return;
+  }
+  // Rows in memory follow each other: a thread keeps its column and steps down by whole swizzle
+  // periods, so that both addresses move by constants.
+  constexpr int step = max_of(kThreads / T::kChunks, 1);
+  const int r = thread_index() / T::kChunks, c = thread_index() % T::kChunks;
+  const int rows = (chunk0 + c) * T::kPerChunk < s.columns ? s.length - first : 0;
+  const unsigned char *from = s.base + (s.first + first + r) * s.row_bytes + (chunk0 + c) * 16;
+  const int64_t down = step * s.row_bytes;
+  const uint32_t to = offset + T::at(r, c);
   TSRI_UNROLL
-  for (int n = 0; n < ceil_div(total, kThreads); ++n) {
-    const int i = n * kThreads + thread_index();
-    if (total % kThreads != 0 && i >= total) break;
-    const int r = i / T::kChunks, c = i % T::kChunks;
-    const int row = first + r;
-    const bool valid = static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length) &&
-                       (chunk0 + c) * T::kPerChunk < s.columns;
-    const uint32_t to = offset + T::at(r, c);
-    if (kAny && !s.vector) {
-      shared_at<Chunk>(to) = valid ? gather_chunk<E>(s, row, chunk0 + c) : Chunk{{0, 0, 0, 0}};
-    } else {
-      const unsigned char *from = valid ? row_address(s, row) + (chunk0 + c) * 16 : s.base;
-      copy_async(to, from, valid);
-    }
+  for (int n = 0; n < T::kRows / step; ++n) {
+    const int row = r + n * step;
+    copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from,
+               row < rows && first + row >= 0);
+    from += down;
   }
 }
 
