@@ -19,12 +19,12 @@ namespace tessera {
 namespace cuda {
 namespace {
 
-// Every row of either mask class honours these.
+// Every row of either mask class honours these. No row maxima: edge rows let the maximum lag behind.
 constexpr uint32_t kEdgeFeatures =
     TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_SINK |
     TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED | TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED |
-    TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT;
-constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
+    TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT;
+constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
                                   TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
                                   TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
