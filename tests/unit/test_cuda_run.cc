@@ -39,6 +39,8 @@ void host_free(void *, void *block) {
 }
 void host_log(void *, tsr_log_level, const char *) {}
 
+constexpr uint16_t kOne = 0x3c00, kThree = 0x4200; // float16
+
 // A backend that was probed, and one plan of it.
 struct Bench {
   const tsr_backend *backend = tsr_backend_entry_cuda(TSR_BACKEND_ABI);
@@ -49,7 +51,8 @@ struct Bench {
   void *plan = nullptr;
   size_t workspace = 0;
   tsr_reason why = {};
-  std::vector<float> q, k, v, o, lse;
+  std::vector<uint16_t> q, k, v;
+  std::vector<float> o, lse;
   tsr_args args = {};
 
   Bench() {
@@ -71,12 +74,13 @@ struct Bench {
   Bench(const Bench &) = delete;
   Bench &operator=(const Bench &) = delete;
 
-  // Float32, dense, of the kernel whose name contains the text.
+  // Float16 with a float32 result, dense, of the kernel whose name contains the text.
   void prepare(const char *name, int64_t batch, int64_t heads, int64_t sq, int64_t sk) {
     tsr_problem p = TSR_PROBLEM_INIT, valid;
     tsr_kernel_info info;
     p.batch = batch, p.heads_q = p.heads_kv = heads, p.seq_q = sq, p.seq_k = sk, p.dim_qk = 8;
-    p.q.dtype = p.k.dtype = p.v.dtype = p.o.dtype = p.lse.dtype = TSR_DTYPE_F32;
+    p.q.dtype = p.k.dtype = p.v.dtype = TSR_DTYPE_F16;
+    p.o.dtype = p.lse.dtype = TSR_DTYPE_F32;
     cr_assert_eq(tsri_validate_problem(&p, &valid), TSR_STATUS_SUCCESS, "%s", tsr_last_message());
     tsri_resolve_pass(&valid, tsr_device{TSR_DEVICE_HOST, 0}, TSR_PASS_FORWARD, &problem);
     for (int32_t i = 0; backend->kernel_info(state, i, &info) == TSR_STATUS_SUCCESS; ++i) {
@@ -89,9 +93,9 @@ struct Bench {
     }
     cr_assert_geq(kernel, 0, "no kernel '%s' takes it: %s", name, why.text);
     const size_t rows = static_cast<size_t>(batch * heads * sq);
-    q.assign(rows * 8 + 1, 1.0f);
-    k.assign(static_cast<size_t>(batch * heads * sk) * 8 + 1, 1.0f);
-    v.assign(k.size(), 3.0f);
+    q.assign(rows * 8 + 1, kOne);
+    k.assign(static_cast<size_t>(batch * heads * sk) * 8 + 1, kOne);
+    v.assign(k.size(), kThree);
     o.assign(rows * 8 + 1, -7.0f);
     lse.assign(rows + 1, -7.0f);
     args.struct_size = sizeof args;
@@ -139,7 +143,7 @@ Test(cuda_run, abi_and_facts) {
 
 Test(cuda_run, forward_runs) {
   Bench b;
-  b.prepare("fwd_f32_d64_any__sm80_", 2, 3, 5, 70);
+  b.prepare("fwd_f16_d64_any__sm80_64", 2, 3, 5, 70);
   b.make_plan();
   cr_assert_eq(b.run(), TSR_STATUS_SUCCESS, "%s", b.why.text);
   b.expect_result(70);
@@ -148,7 +152,7 @@ Test(cuda_run, forward_runs) {
 
 Test(cuda_run, nothing_to_do_launches_nothing) {
   Bench b;
-  b.prepare("fwd_f32_d64_any__sm80_", 2, 3, 0, 70);
+  b.prepare("fwd_f16_d64_any__sm80_64", 2, 3, 0, 70);
   b.make_plan();
   b.args.q = nullptr;
   cr_assert_eq(b.run(), TSR_STATUS_SUCCESS);
@@ -158,7 +162,7 @@ Test(cuda_run, nothing_to_do_launches_nothing) {
 Test(cuda_run, pointers_are_looked_up) {
   Bench b;
   EmulatedFaults &f = emulated_faults();
-  b.prepare("fwd_f32_d64_any__sm80_", 1, 1, 5, 7);
+  b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
   b.make_plan();
   f.elsewhere = b.args.k;
   f.place = Memory::kHost;
@@ -186,7 +190,7 @@ Test(cuda_run, every_pointer_of_a_run_is_named) {
   Bench b;
   EmulatedFaults &f = emulated_faults();
   static float elsewhere;
-  b.prepare("fwd_f32_d64_any__sm80_", 1, 1, 5, 7);
+  b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
   b.make_plan();
   f.elsewhere = &elsewhere;
   const struct {
@@ -216,7 +220,7 @@ Test(cuda_run, every_pointer_of_a_run_is_named) {
 
 Test(cuda_run, a_failed_launch_is_a_device_error) {
   Bench b;
-  b.prepare("fwd_f32_d64_any__sm80_", 1, 1, 5, 7);
+  b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
   b.make_plan();
   emulated_faults().fail_launch = 1;
   cr_expect_eq(b.run(), TSR_STATUS_DEVICE_ERROR);
@@ -229,7 +233,7 @@ Test(cuda_run, a_failed_launch_is_a_device_error) {
 
 Test(cuda_run, plans_that_cannot_be_made) {
   Bench b;
-  b.prepare("fwd_f32_d64_any__sm80_", 1, 1, 5, 7);
+  b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
   emulated_faults().fail_prepare = 1;
   cr_expect_eq(b.backend->plan_create(b.state, b.kernel, &b.problem, &b.plan, &b.why),
                TSR_STATUS_DEVICE_ERROR);
