@@ -88,10 +88,12 @@ struct SplitEnd {
       TSRI_UNROLL
       for (int w = 0; w < kWaves; ++w)
         l = Softmax::new_sum(t.wave_l[w][row], wave_factor(t.wave_m[w][row], m, unit), l);
-      t.lse[row] = Softmax::log_sum_exp_in(natural, m, l);
+      // Rows in padding were computed beside the others.
+      const bool used = row >= at.work.first && row < at.work.last;
+      t.lse[row] = used ? Softmax::log_sum_exp_in(natural, m, l) : -infinity();
       t.inverse[row] = Softmax::inverse_sum(l);
       // m has dropped a NaN, l has not: it is NaN after a NaN or a +inf score.
-      t.max[row] = l != l && m != infinity() ? l : m * natural;
+      t.max[row] = !used ? -infinity() : l != l && m != infinity() ? l : m * natural;
     }
     sync_block();
   }
