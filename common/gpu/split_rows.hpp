@@ -118,32 +118,46 @@ TSRI_DEVICE KeyRow key_row(const RowSource &k, const RowSource &v, int32_t r, in
                 v.base + page * v.page_bytes + row * v.row_bytes};
 }
 
+// The r-th of pointers that are one KeyRow apart.
+TSRI_DEVICE const unsigned char *key_pointer(uint32_t rows, int r) {
+  return shared_at<const unsigned char *>(rows + static_cast<uint32_t>(r) *
+                                                     static_cast<uint32_t>(sizeof(KeyRow)));
+}
+
 // Starts loading columns from `column` on of the rows whose addresses lie in shared memory at `rows`, one
 // of each KeyRow. source: what is common to the rows.
 template <class E, class T, int kThreads, bool kAny>
 TSRI_DEVICE void load_key_rows(uint32_t offset, uint32_t rows, const RowSource &source, int column) {
-  constexpr int total = T::kRows * T::kChunks;
+  constexpr int total = T::kRows * T::kChunks, each = ceil_div(total, kThreads);
+  constexpr int together = each % 4 == 0 ? 4 : each % 3 == 0 ? 3 : 1; // copies prepared side by side
+  constexpr bool whole = kThreads % T::kChunks == 0; // a thread keeps its column
   const int chunk0 = column / T::kPerChunk;
-  TSRI_UNROLL
-  for (int n = 0; n < ceil_div(total, kThreads); ++n) {
-    // Where whole rows fill the block, a thread keeps its column.
-    const int i = n * kThreads + thread_index();
-    if (total % kThreads != 0 && i >= total) break;
-    constexpr bool whole = kThreads % T::kChunks == 0;
-    const int r = whole ? thread_index() / T::kChunks + n * (kThreads / T::kChunks) : i / T::kChunks;
-    const int c = whole ? thread_index() % T::kChunks : i % T::kChunks;
-    const unsigned char *row = shared_at<const unsigned char *>(
-        rows + static_cast<uint32_t>(r) * static_cast<uint32_t>(sizeof(KeyRow)));
-    const bool valid = row && (chunk0 + c) * T::kPerChunk < source.columns;
-    const uint32_t to = offset + T::at(r, c);
-    if (kAny && !source.vector) {
-      RowSource one = source;
-      one.base = row;
-      one.first = 0;
-      one.pages.table = nullptr;
-      shared_at<Chunk>(to) = valid ? gather_chunk<E>(one, 0, chunk0 + c) : Chunk{{0, 0, 0, 0}};
-    } else {
-      copy_async(to, row + (chunk0 + c) * 16, valid);
+  if (kAny && !source.vector) {
+    RowSource one = source;
+    one.first = 0;
+    one.pages.table = nullptr;
+    TSRI_NO_UNROLL
+    for (int i = thread_index(); i < total; i += kThreads) {
+      const int r = i / T::kChunks, c = i % T::kChunks;
+      one.base = key_pointer(rows, r);
+      const bool valid = one.base && (chunk0 + c) * T::kPerChunk < source.columns;
+      shared_at<Chunk>(offset + T::at(r, c)) =
+          valid ? gather_chunk<E>(one, 0, chunk0 + c) : Chunk{{0, 0, 0, 0}};
+    }
+    return;
+  }
+  TSRI_NO_UNROLL
+  for (int n0 = 0; n0 < each; n0 += together) {
+    TSRI_UNROLL
+    for (int n = 0; n < together; ++n) {
+      const int i = (n0 + n) * kThreads + thread_index();
+      if (total % kThreads != 0 && i >= total) break;
+      const int r = whole ? thread_index() / T::kChunks + (n0 + n) * (kThreads / T::kChunks)
+                          : i / T::kChunks;
+      const int c = whole ? thread_index() % T::kChunks : i % T::kChunks;
+      const unsigned char *row = key_pointer(rows, r);
+      copy_async(offset + T::at(r, c), row + (chunk0 + c) * 16,
+                 row && (chunk0 + c) * T::kPerChunk < source.columns);
     }
   }
 }
