@@ -77,9 +77,10 @@ struct Split {
   // Writes the rows of the tile: bands, places, terms. A thread per row; a barrier must follow.
   TSRI_DEVICE_MEMBER void store_row(const Args &args, Shared &shared, int row) {
     const SplitWork &work = shared.work;
-    const int64_t group = args.call.group, r = static_cast<int64_t>(work.row_tile) * kTileQ + row;
-    const int32_t query = static_cast<int32_t>(r / group - work.pad);
-    const int32_t head = static_cast<int32_t>(work.group_head * group + r % group);
+    const int32_t group = args.call.group;
+    const int64_t r = static_cast<int64_t>(work.row_tile) * kTileQ + row, slot_row = divide_rows(r, group);
+    const int32_t query = static_cast<int32_t>(slot_row) - work.pad;
+    const int32_t head = work.group_head * group + static_cast<int32_t>(r - slot_row * group);
     RowBand band = {INT32_MAX, INT32_MIN};
     if (row >= work.first && row < work.last) {
       const tsri_mask_row allowed = tsri_mask_row_of(&shared.rule, query);

@@ -15,6 +15,13 @@
 namespace tessera {
 namespace gpu {
 
+// a / b; 64-bit division only where it must be, for it is many times slower.
+TSRI_DEVICE int64_t divide_rows(int64_t a, int32_t b) {
+  const uint64_t n = static_cast<uint64_t>(a);
+  return static_cast<int64_t>(n >> 32 ? n / static_cast<uint32_t>(b)
+                                      : static_cast<uint32_t>(n) / static_cast<uint32_t>(b));
+}
+
 // A row of a tile. head < 0: beyond the slot, nothing is written.
 struct SplitRow {
   int32_t query; // of the used part; outside [0, Sq) in padding
@@ -81,7 +88,8 @@ TSRI_DEVICE void split_cut(SplitWork &w, const SplitArgs &args, const tsri_seque
   w.last = inside((pad + sequence.q.len) * group);
   KeyTiles all = {0, 0, 0};
   if (w.first < w.last)
-    all = key_tiles(rule, (row0 + w.first) / group - pad, (row0 + w.last - 1) / group - pad + 1, kTileK);
+    all = key_tiles(rule, divide_rows(row0 + w.first, args.call.group) - pad,
+                    divide_rows(row0 + w.last - 1, args.call.group) - pad + 1, kTileK);
   const int32_t each = static_cast<int32_t>(args.part_keys / kTileK);
   const int32_t end = all.band + all.count - all.head, last = args.splits - 1;
   w.head_parts = all.head > 0 ? smaller((all.head - 1) / each, last) + 1 : 0;
@@ -129,9 +137,10 @@ TSRI_DEVICE const unsigned char *key_pointer(uint32_t rows, int r) {
 template <class E, class T, int kThreads, bool kAny>
 TSRI_DEVICE void load_key_rows(uint32_t offset, uint32_t rows, const RowSource &source, int column) {
   constexpr int total = T::kRows * T::kChunks, each = ceil_div(total, kThreads);
-  constexpr int together = each % 4 == 0 ? 4 : each % 3 == 0 ? 3 : 1; // copies prepared side by side
-  constexpr bool whole = kThreads % T::kChunks == 0; // a thread keeps its column
-  const int chunk0 = column / T::kPerChunk;
+  constexpr int together = each % 4 == 0 ? 4 : each % 3 == 0 ? 3 : each % 2 == 0 ? 2 : 1;
+  constexpr int step = kThreads / T::kChunks; // rows between two copies of a thread,
+  constexpr bool regular = kThreads % T::kChunks == 0 && step % 8 == 0; // which keeps its column
+  const int chunk0 = column / T::kPerChunk, columns = source.columns;
   if (kAny && !source.vector) {
     RowSource one = source;
     one.first = 0;
@@ -140,25 +149,43 @@ TSRI_DEVICE void load_key_rows(uint32_t offset, uint32_t rows, const RowSource &
     for (int i = thread_index(); i < total; i += kThreads) {
       const int r = i / T::kChunks, c = i % T::kChunks;
       one.base = key_pointer(rows, r);
-      const bool valid = one.base && (chunk0 + c) * T::kPerChunk < source.columns;
+      const bool valid = one.base && (chunk0 + c) * T::kPerChunk < columns;
       shared_at<Chunk>(offset + T::at(r, c)) =
           valid ? gather_chunk<E>(one, 0, chunk0 + c) : Chunk{{0, 0, 0, 0}};
     }
     return;
   }
+  const int r0 = thread_index() / T::kChunks, c0 = thread_index() % T::kChunks;
+  const bool inside = (chunk0 + c0) * T::kPerChunk < columns;
+  const int64_t along_row = (chunk0 + c0) * 16;
+  uint32_t from = rows + static_cast<uint32_t>(r0 * static_cast<int>(sizeof(KeyRow)));
+  uint32_t to = offset + T::at(r0, c0);
   TSRI_NO_UNROLL
   for (int n0 = 0; n0 < each; n0 += together) {
+    // Look-ups of several copies first: each of them waits for shared memory.
+    const unsigned char *row[together];
     TSRI_UNROLL
     for (int n = 0; n < together; ++n) {
       const int i = (n0 + n) * kThreads + thread_index();
-      if (total % kThreads != 0 && i >= total) break;
-      const int r = whole ? thread_index() / T::kChunks + (n0 + n) * (kThreads / T::kChunks)
-                          : i / T::kChunks;
-      const int c = whole ? thread_index() % T::kChunks : i % T::kChunks;
-      const unsigned char *row = key_pointer(rows, r);
-      copy_async(offset + T::at(r, c), row + (chunk0 + c) * 16,
-                 row && (chunk0 + c) * T::kPerChunk < source.columns);
+      if (regular)
+        row[n] = key_pointer(from, n * step);
+      else
+        row[n] = total % kThreads == 0 || i < total ? key_pointer(rows, i / T::kChunks) : nullptr;
     }
+    TSRI_UNROLL
+    for (int n = 0; n < together; ++n) {
+      const int i = (n0 + n) * kThreads + thread_index();
+      if (regular) {
+        copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), row[n] + along_row,
+                   row[n] && inside);
+      } else if (total % kThreads == 0 || i < total) {
+        const int c = i % T::kChunks;
+        copy_async(offset + T::at(i / T::kChunks, c), row[n] + (chunk0 + c) * 16,
+                   row[n] && (chunk0 + c) * T::kPerChunk < columns);
+      }
+    }
+    from += static_cast<uint32_t>(together * step * static_cast<int>(sizeof(KeyRow)));
+    to += static_cast<uint32_t>(together * step * T::kRowBytes);
   }
 }
 
