@@ -20,7 +20,7 @@ TEXT
 fail() { printf 'install_deps.sh: %s\n' "$*" >&2; exit 1; }
 
 minimal=(gcc g++ cmake ninja-build pkg-config libhwy-dev libjansson-dev)
-testing=(libcriterion-dev libdlpack-dev clang-14 libomp-14-dev python3 python3-venv)
+testing=(libcriterion-dev libdlpack-dev libboost-context-dev clang-14 libomp-14-dev python3 python3-venv)
 arm=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libgomp1:arm64
      libjansson-dev:arm64)
 
