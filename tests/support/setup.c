@@ -491,17 +491,3 @@ bool tsr_setup_create_on(tsr_setup *s, tsr_device device, const tsr_inputs *in,
   s->broken = gpu && !tsr_gpu_synchronize(gpu);
   return false;
 }
-
-void tsr_setup_destroy(tsr_setup *s) {
-  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
-                          &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
-  size_t i;
-  for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);
-  for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_buffer_destroy(&s->out[i]);
-  for (i = 0; i < TSR_VECTOR_COUNT; ++i) tsr_block_destroy(&s->vector[i]);
-  tsr_block_destroy(&s->workspace);
-  free(s->begin_q);
-  free(s->begin_k);
-  free(s->page);
-  memset(s, 0, sizeof *s);
-}

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second half of setup.h: outputs before a run, the run, and what it left. Rows of a slot outside
+// The second half of setup.h: outputs before a run, the run, what it left, and the end. Rows of a slot outside
 // the used part must be zero (-inf for LSE and the row maximum); bytes between rows, before the first
 // slot and after the last must be what they were.
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "numeric.h"
@@ -267,4 +268,18 @@ bool tsr_setup_gather(tsr_setup *s, tsr_results *results, char *why, size_t capa
 void tsr_results_destroy(tsr_results *results) {
   int which;
   for (which = 0; which < TSR_OUTPUT_COUNT; ++which) tsr_dense_destroy(&results->out[which]);
+}
+
+void tsr_setup_destroy(tsr_setup *s) {
+  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
+                          &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
+  size_t i;
+  for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);
+  for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_buffer_destroy(&s->out[i]);
+  for (i = 0; i < TSR_VECTOR_COUNT; ++i) tsr_block_destroy(&s->vector[i]);
+  tsr_block_destroy(&s->workspace);
+  free(s->begin_q);
+  free(s->begin_k);
+  free(s->page);
+  memset(s, 0, sizeof *s);
 }
