@@ -248,6 +248,10 @@ static bool once_standard(void *user) {
 // What standard attention here cannot do is said before anything runs.
 static bench_status check_standard(bench_run *run) {
   const tsr_problem *p = &run->request->problem;
+  if (run->request->device.kind != TSR_DEVICE_HOST) {
+    return refuse(run, BENCH_REFUSED,
+                  "standard attention is timed on the host; accepted: without --standard");
+  }
   if (run->request->pass != TSR_PASS_FORWARD || p->dropout > 0 || p->prefix > 0 || p->sink != 0 ||
       p->alibi != TSR_ALIBI_NONE || p->o.dtype != p->q.dtype || p->q.dtype == TSR_DTYPE_F64) {
     return refuse(run, BENCH_REFUSED,

@@ -363,10 +363,6 @@ bench_status bench_device_attention(const bench_request *request, bench_record *
                            .bytes_measured = -1,
                            .bytes_reason = "no traffic counter on devices",
                            .check = "not checked"};
-  if (request->standard) {
-    return refuse(&run, BENCH_REFUSED,
-                  "standard attention is timed on the host; accepted: without --standard");
-  }
   if (run.session == NULL) run.session = own = bench_session_create();
   if (run.session == NULL) return refuse(&run, BENCH_FAILED, "out of memory: session");
   bench_status status = make_plan(&run, record);
