@@ -21,7 +21,7 @@ typedef struct bench_options {
   int64_t repeats, warmup;
   double sample_seconds;
   bool no_check, standard, memory, forced, json;
-  const char *plot;
+  const char *plot, *records;
   bench_suite_row suite[BENCH_SUITE_ROWS_MAX];
   size_t suite_rows;
 } bench_options;

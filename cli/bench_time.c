@@ -2,6 +2,7 @@
 // Timing half of `tessera bench`: the place that is timed on, rows of the table, kernels by name,
 // plot.
 #define _GNU_SOURCE
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,6 +152,25 @@ static int run_one(const bench_options *options, const bench_place *place, bench
   return code;
 }
 
+// The record as JSON on stdout and in --records, as asked.
+static bool emit_record(const bench_options *options, const bench_place *place,
+                        const bench_record *record, cli_message *message) {
+  if (!options->json && options->records == NULL) return true;
+  json_t *root = report_json(record, &place->probe, &place->machine);
+  if (options->records != NULL) {
+    FILE *file = fopen(options->records, "a");
+    bool ok = file != NULL && json_dumpf(root, file, JSON_COMPACT) == 0 && fputc('\n', file) != EOF;
+    if (file != NULL && fclose(file) != 0) ok = false;
+    if (!ok) {
+      json_decref(root);
+      return cli_fail(message, "--records: %s: %s", options->records, strerror(errno));
+    }
+  }
+  if (options->json) return json_print_line(root);
+  json_decref(root);
+  return true;
+}
+
 // Every other kernel of the backend that takes the problem, by name; the fastest goes into the
 // record of the picked one.
 static int run_forced(const bench_options *options, const bench_place *place,
@@ -169,9 +189,7 @@ static int run_forced(const bench_options *options, const bench_place *place,
     if (bench_plan(&request, ignored, sizeof ignored) != BENCH_OK) continue;
     code = run_one(options, place, &request, &other, message);
     if (code != CLI_EXIT_OK) break;
-    if (options->json && !json_print_line(report_json(&other, &place->probe, &place->machine))) {
-      return CLI_EXIT_FAILED;
-    }
+    if (!emit_record(options, place, &other, message)) return CLI_EXIT_FAILED;
     if (record->best_forced_seconds > 0 && other.times.median >= record->best_forced_seconds) {
       continue;
     }
@@ -192,11 +210,8 @@ static int run_rows(const bench_options *options, tsr_context *context, const be
       code = run_forced(options, place, &request, &records[i], message);
     }
     if (code != CLI_EXIT_OK) break;
-    if (!options->json) {
-      table_row(table, options, &records[i], &place->probe);
-    } else if (!json_print_line(report_json(&records[i], &place->probe, &place->machine))) {
-      code = CLI_EXIT_FAILED;
-    }
+    if (!options->json) table_row(table, options, &records[i], &place->probe);
+    if (!emit_record(options, place, &records[i], message)) code = CLI_EXIT_FAILED;
   }
   return code;
 }

@@ -31,6 +31,7 @@ enum {
   KEY_MEMORY,
   KEY_PLOT,
   KEY_JSON,
+  KEY_RECORDS,
 };
 
 static const struct argp_option kOptions[] = {
@@ -54,6 +55,7 @@ static const struct argp_option kOptions[] = {
      4},
     {"plot", KEY_PLOT, "FILE.svg", 0, "Plot speed over --sq with gnuplot", 4},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 4},
+    {"records", KEY_RECORDS, "FILE", 0, "Also append the JSON objects to FILE", 4},
     PARSE_HELP_OPTION,
     {0}};
 
@@ -106,6 +108,9 @@ static error_t parse_bench(int key, char *arg, struct argp_state *argp_state) {
     case KEY_JSON:
       options->json = true;
       return 0;
+    case KEY_RECORDS:
+      options->records = arg;
+      return 0;
     default:
       return parse_common(key, argp_state, &options->state);
   }
@@ -126,6 +131,9 @@ static bool check_options(const bench_options *options, cli_message *message) {
   }
   if (options->forced && options->problem.kernel != NULL) {
     return cli_fail(message, "--forced: found with --kernel; accepted: one of the two");
+  }
+  if (options->memory && options->records != NULL) {
+    return cli_fail(message, "--records: found with --memory; accepted: one of the two");
   }
   if (options->memory && options->suite_rows > 0) {
     return cli_fail(message, "--memory: found with --suite; accepted: one of the two");

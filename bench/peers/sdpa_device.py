@@ -188,6 +188,8 @@ def candidates(torch, library, shape, direction, tensors, device, options, say):
             one = make()
             error = one.error(shape)
         except (tsr.Refused, RuntimeError, ValueError) as problem:
+            if name.startswith("=") and isinstance(problem, tsr.Refused):
+                return None  # of another type or tier
             say(f"# {name}: no {shape.describe()} {direction}: {str(problem).splitlines()[0][:160]}")
             return None
         if not error <= sdpa_exact.BOUND[shape.dtype][direction]:
@@ -264,13 +266,13 @@ def report(shape, direction, found, samples, about, options, say):
         if name not in medians:
             line += f"  {name} -"
             continue
-        line += f"  {name} {scale / medians[name]:.1f}"
+        line += f"  {name} {scale / medians[name]:.4g}"
         if name != "tessera" and mine:
             line += f" ({medians[name] / mine:.2f})"
     forced = {n[1:]: t for n, t in medians.items() if n.startswith("=")}
     if forced and mine:
         best = min(forced, key=forced.get)
-        line += f"  best forced {best} {scale / forced[best]:.1f} ({mine / forced[best]:.2f})"
+        line += f"  best forced {best} {scale / forced[best]:.4g} ({mine / forced[best]:.2f})"
     say(line)
     record = dict(about, what="gpu attention", shape=shape.describe(), direction=direction,
                   unit="GB/s of K and V" if shape.decode else "TFLOP/s",
