@@ -37,6 +37,7 @@ typedef struct bench_request {
   tsr_device device;                 // where the tensors live
   const bench_device *bench_device;  // of a GPU: its measured copy rate and clocks; may be NULL
   struct bench_session *session;     // of a GPU: keeps tensors between calls; may be NULL
+  bool against_last;  // check against the session's last result that passed, if there is one
 } bench_request;
 
 enum { BENCH_SAMPLES_MAX = 1000 };

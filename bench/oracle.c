@@ -70,6 +70,11 @@ static bool copy_part(bench_tensor *to, const bench_tensor *from, tsr_dtype dtyp
   for (int64_t n = 0; n < batch * heads; ++n) {
     for (int64_t i = 0; i < rows; ++i) {
       const void *row = bench_tensor_row(from, b + n / heads, h + n % heads, s + i);
+      if (dtype == from->dtype) {
+        const size_t bytes = (size_t)d * bench_dtype_bytes(dtype);
+        memcpy((char *)to->data + (size_t)(n * rows + i) * bytes, row, bytes);
+        continue;
+      }
       for (int64_t e = 0; e < d; ++e) {
         accuracy_store(dtype, to->data, (n * rows + i) * d + e, accuracy_load(from->dtype, row, e));
       }

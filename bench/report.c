@@ -204,21 +204,24 @@ static void write_script(FILE *out, const bench_record *records, size_t count,
   char mask[256];
   const tsr_problem *p = &records[0].problem;
   bool standard = false;
+  const bench_device *device = records[0].device;
+  const double line = device != NULL ? bench_fma_rate(&records[0], probe) : probe->flops_f32;
+  const char *name = device != NULL ? tsr_gpu_describe(device->gpu)->name : machine->cpu;
   for (size_t i = 0; i < count; ++i) standard |= records[i].standard;
   fprintf(out, "set terminal svg size 800,500 dynamic font 'sans-serif,13'\n");
   fprintf(out, "set title \"%s, %s, B %" PRId64 " H %" PRId64 "/%" PRId64 " D %" PRId64 ", %s\\n",
           records[0].backend, bench_dtype_name(p->q.dtype), p->batch, p->heads_q, p->heads_kv,
           p->dim_qk, report_mask(p, mask, sizeof mask));
-  for (const char *c = machine->cpu; *c != 0; ++c) {
+  for (const char *c = name; *c != 0; ++c) {
     if (*c != '"' && *c != '\\') fputc(*c, out);
   }
-  fprintf(out, ", %d threads\" noenhanced\n", probe->threads);
+  if (device == NULL) fprintf(out, ", %d threads", probe->threads);
+  fprintf(out, "\" noenhanced\n");
   fprintf(out,
           "set xlabel 'queries'\nset ylabel 'GFLOP/s (median, bars: extremes)'\n"
           "set logscale x 2\nset yrange [0:*]\nset key outside bottom center horizontal\n"
-          "set grid\nset label 1 'float32 FMA rate %.0f GFLOP/s' at graph 0.02, first %g "
-          "offset 0,0.6\n",
-          probe->flops_f32 * 1e-9, probe->flops_f32 * 1e-9);
+          "set grid\nset label 1 '%s %.0f GFLOP/s' at graph 0.02, first %g offset 0,0.6\n",
+          device != NULL ? "estimated peak" : "float32 FMA rate", line * 1e-9, line * 1e-9);
   fprintf(out, "$d << END\n");
   for (size_t i = 0; i < count; ++i) {
     const bench_record *r = &records[i];
@@ -229,7 +232,7 @@ static void write_script(FILE *out, const bench_record *records, size_t count,
   fprintf(out,
           "END\nplot $d using 1:2:3:4 with yerrorlines lw 2 pt 7 title 'Tessera', "
           "%g with lines dt 2 lc 'gray' notitle",
-          probe->flops_f32 * 1e-9);
+          line * 1e-9);
   if (standard)
     fprintf(out, ", $d using 1:5 with linespoints lw 2 pt 5 title 'standard attention'");
   fprintf(out, "\n");

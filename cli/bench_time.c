@@ -171,49 +171,79 @@ static bool emit_record(const bench_options *options, const bench_place *place,
   return true;
 }
 
+// A row or kernel that is wrong is said at once and fails the command at its end; the others are
+// timed.
+static void say_failure(const cli_message *message) {
+  fflush(stdout);
+  cli_print_error(message);
+}
+
 // Every other kernel of the backend that takes the problem, by name; the fastest goes into the
 // record of the picked one.
 static int run_forced(const bench_options *options, const bench_place *place,
                       const bench_request *picked, bench_record *record, cli_message *message) {
   const char *kernel;
   int code = CLI_EXIT_OK;
-  for (int32_t k = 0; code == CLI_EXIT_OK; ++k) {
+  for (int32_t k = 0;; ++k) {
     bench_request request = *picked;
     bench_record other;
     char ignored[1024];
     kernel = tsr_backends_kernel(request.context, record->backend, request.pass, k);
-    if (kernel == NULL) break;
+    if (kernel == NULL) return code;
     if (strcmp(kernel, record->kernel) == 0 || strstr(kernel, "naive") != NULL) continue;
     request.problem.backend = record->backend;
     request.problem.kernel = kernel;
+    request.against_last = true;
     if (bench_plan(&request, ignored, sizeof ignored) != BENCH_OK) continue;
-    code = run_one(options, place, &request, &other, message);
-    if (code != CLI_EXIT_OK) break;
-    if (!emit_record(options, place, &other, message)) return CLI_EXIT_FAILED;
+    if (run_one(options, place, &request, &other, message) != CLI_EXIT_OK) {
+      say_failure(message);
+      code = CLI_EXIT_FAILED;
+      continue;
+    }
+    if (!emit_record(options, place, &other, message)) {
+      say_failure(message);
+      return CLI_EXIT_FAILED;
+    }
     if (record->best_forced_seconds > 0 && other.times.median >= record->best_forced_seconds) {
       continue;
     }
     snprintf(record->best_forced, sizeof record->best_forced, "%s", other.kernel);
     record->best_forced_seconds = other.times.median;
   }
-  return code;
 }
 
+// Times every row; *timed counts those that worked. After a failure the message holds a summary.
 static int run_rows(const bench_options *options, tsr_context *context, const bench_place *place,
-                    bench_record *records, text_table *table, cli_message *message) {
-  int code = CLI_EXIT_OK;
-  for (size_t i = 0; code == CLI_EXIT_OK && i < bench_count(options); ++i) {
+                    bench_record *records, size_t *timed, text_table *table, cli_message *message) {
+  const size_t count = bench_count(options);
+  size_t failed = 0;
+  for (size_t i = 0; i < count; ++i) {
     bench_request request;
+    char why[1024];
     if (!bench_make_request(options, context, i, &request, message)) return CLI_EXIT_BAD_INPUT;
-    code = run_one(options, place, &request, &records[i], message);
-    if (code == CLI_EXIT_OK && options->forced) {
-      code = run_forced(options, place, &request, &records[i], message);
+    if (options->suite_rows > 0 && bench_plan(&request, why, sizeof why) != BENCH_OK) {
+      fprintf(stderr, "tessera: row %zu of the suite: %s\n", i + 1,
+              why);  // the backend's to refuse
+      continue;
     }
-    if (code != CLI_EXIT_OK) break;
-    if (!options->json) table_row(table, options, &records[i], &place->probe);
-    if (!emit_record(options, place, &records[i], message)) code = CLI_EXIT_FAILED;
+    bench_record *record = &records[*timed];
+    int code = run_one(options, place, &request, record, message);
+    if (code != CLI_EXIT_OK && count == 1) return code;
+    if (code != CLI_EXIT_OK) {
+      say_failure(message);
+      failed++;
+      continue;
+    }
+    if (options->forced) {
+      failed += run_forced(options, place, &request, record, message) != CLI_EXIT_OK;
+    }
+    if (!options->json) table_row(table, options, record, &place->probe);
+    if (!emit_record(options, place, record, message)) return CLI_EXIT_FAILED;
+    ++*timed;
   }
-  return code;
+  if (failed == 0) return CLI_EXIT_OK;
+  cli_fail(message, "%zu of %zu problems failed", failed, count);
+  return CLI_EXIT_FAILED;
 }
 
 int bench_time(const bench_options *options, tsr_context *context, cli_message *message) {
@@ -230,7 +260,7 @@ int bench_time(const bench_options *options, tsr_context *context, cli_message *
                                         "vs standard",
                                         "error/bound",
                                         "best forced"};
-  size_t count = bench_count(options);
+  size_t timed = 0;
   bench_record records[BENCH_SUITE_ROWS_MAX];
   bench_place place = {.session = NULL};
   text_table table = {.columns = 0};
@@ -242,10 +272,10 @@ int bench_time(const bench_options *options, tsr_context *context, cli_message *
     print_head(&place, options);
     table_begin(&table, options->forced ? "lllllrrrrrrll" : "lllllrrrrrrl", kHeader);
   }
-  int code = run_rows(options, context, &place, records, &table, message);
+  int code = run_rows(options, context, &place, records, &timed, &table, message);
   if (!options->json) {
     table_print(&table, stdout);
-    if (code == CLI_EXIT_OK && records[0].bytes_measured < 0) {
+    if (timed > 0 && records[0].bytes_measured < 0) {
       printf("# bytes are predicted; not measured: %s\n", records[0].bytes_reason);
     }
     if (options->forced) {
@@ -253,8 +283,8 @@ int bench_time(const bench_options *options, tsr_context *context, cli_message *
     }
   }
   table_free(&table);
-  if (code == CLI_EXIT_OK && options->plot != NULL) {
-    code = write_plot(options, records, count, &place.probe, &place.machine, message);
+  if (code == CLI_EXIT_OK && timed > 0 && options->plot != NULL) {
+    code = write_plot(options, records, timed, &place.probe, &place.machine, message);
   }
   bench_session_destroy(place.session);
   return code;

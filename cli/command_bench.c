@@ -204,14 +204,16 @@ bool bench_make_request(const bench_options *options, tsr_context *context, size
                   "above 0");
 }
 
-// Plans every length before anything is measured or printed, so that a refusal is all there is.
+// Plans every length before anything is measured or printed, so that a refusal is all there is. Of
+// a suite one row must be taken.
 static int plan_all(const bench_options *options, tsr_context *context, cli_message *message) {
   for (size_t i = 0; i < bench_count(options); ++i) {
     bench_request request;
     char why[1024];
     if (!bench_make_request(options, context, i, &request, message)) return CLI_EXIT_BAD_INPUT;
     int code = bench_exit(bench_plan(&request, why, sizeof why));
-    if (code == CLI_EXIT_OK) continue;
+    if (code == CLI_EXIT_OK && options->suite_rows > 0) return code;
+    if (code == CLI_EXIT_OK || i + 1 < options->suite_rows) continue;
     cli_fail(message, "%s", why);
     cli_name_option(message, true);
     return code;

@@ -83,6 +83,25 @@ class Device(CliTest):
         self.refused("bench", "--backend", "fakegpu", "--standard", "--sq", 64, words=["standard"])
         self.refused("bench", "--backend", "fakegpu", "--memory", "--sq", 64, words=["--memory"])
 
+    def test_kernels_by_name(self):
+        arguments = ["bench", "--backend", "fakegpu", "--sq", 60, "--forced", "--json", "--records",
+                     "records.jsonl", *QUICK]
+        lines = self.good_json_lines(*arguments)
+        self.assertEqual([(x["kernel"], x["kernel_named"]) for x in lines],
+                         [("fwd_any_rows__fakegpu_slow", True), ("fwd_any_rows__fakegpu", False)])
+        self.assertEqual(lines[0]["check"]["extent"], "the chosen kernel's result")
+        self.assertEqual(lines[0]["check"]["error_over_bound"], 0)  # the same bits
+        self.assertEqual(lines[1]["best_forced"]["kernel"], "fwd_any_rows__fakegpu_slow")
+        self.assertEqual(self.read("records.jsonl").count(b"\n"), 2)
+        done = self.run_cli(*arguments, **spoiled(FAKE_GPU="second"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("differs from the chosen kernel's result", done.stderr.decode())
+        self.assertEqual(done.stdout.count(b"\n"), 1)  # the chosen one is timed all the same
+        done = self.run_cli("check", "--backend", "fakegpu", "--quick", "--group", "basic", "--kernel",
+                            "*", **spoiled(FAKE_GPU="second"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("fwd_any_rows__fakegpu_slow", done.stdout.decode())
+
     def test_suites(self):
         self.refused("bench", "--suite", "all", words=["--suite", "prefill"])
         self.refused("bench", "--suite", "short", "--sq", 5, words=["--suite"])

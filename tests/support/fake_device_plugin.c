@@ -81,19 +81,26 @@ static tsr_status fake_device_info(void *state, int32_t index, tsr_device_info *
   return TSR_STATUS_SUCCESS;
 }
 
-/* The oracle's two rows; not the baselines. */
+/* The oracle's two rows, not the baselines, and its forward row again as one that claims to be slower. */
+enum { SECOND = 2 };
+
+static int32_t row_of(int32_t kernel) { return kernel == SECOND ? 0 : kernel; }
+
 static tsr_status fake_kernel_info(void *state, int32_t index, tsr_kernel_info *info) {
-  static const char *const names[2] = {"fwd_any_rows__fakegpu", "bwd_any_rows__fakegpu"};
+  static const char *const names[] = {"fwd_any_rows__fakegpu", "bwd_any_rows__fakegpu",
+                                      "fwd_any_rows__fakegpu_slow"};
   tsr_status status;
-  if (index < 0 || index > 1) return TSR_STATUS_NOT_FOUND;
-  status = reference->kernel_info(state, index, info);
+  if (index < 0 || index > SECOND) return TSR_STATUS_NOT_FOUND;
+  status = reference->kernel_info(state, row_of(index), info);
   info->name = names[index];
   return status;
 }
 
 static tsr_status fake_supports(void *state, int32_t kernel, const tsr_resolved *problem,
                                 tsr_estimate *estimate, tsr_reason *reason) {
-  return reference->supports(state, kernel, problem, estimate, reason);
+  tsr_status status = reference->supports(state, row_of(kernel), problem, estimate, reason);
+  if (kernel == SECOND) estimate->seconds *= 2;
+  return status;
 }
 
 /* ------------------------------------------------------------------------------------- runs */
@@ -160,6 +167,7 @@ typedef struct run_job {
   tsr_args args;
   size_t workspace;
   int64_t o_bytes; /* of a dense O */
+  bool second;
 } run_job;
 
 static void spoil(const run_job *job) {
@@ -167,7 +175,8 @@ static void spoil(const run_job *job) {
   if (job->args.dout || !o || job->o_bytes == 0) return;
   if (strcmp(spoiled, "overrun") == 0) o[job->o_bytes + 40] = 0;
   if (strcmp(spoiled, "underrun") == 0) o[-40] = 0;
-  if (strcmp(spoiled, "wrong") == 0) o[1] ^= 0x40;
+  if (strcmp(spoiled, "wrong") == 0 || (job->second && strcmp(spoiled, "second") == 0))
+    o[1] ^= 0x40;
 }
 
 static void run_now(void *argument) {
@@ -196,6 +205,7 @@ typedef struct wrapped_plan {
   void *inner;
   const tsr_resolved *problem;
   size_t workspace;
+  bool second;
 } wrapped_plan;
 
 static tsr_status fake_plan_create(void *state, int32_t kernel, const tsr_resolved *problem,
@@ -203,9 +213,9 @@ static tsr_status fake_plan_create(void *state, int32_t kernel, const tsr_resolv
   wrapped_plan *made = (wrapped_plan *)calloc(1, sizeof *made);
   tsr_estimate estimate = {0};
   tsr_status status = TSR_STATUS_OUT_OF_MEMORY;
-  if (made) status = reference->supports(state, kernel, problem, &estimate, reason);
+  if (made) status = reference->supports(state, row_of(kernel), problem, &estimate, reason);
   if (made && status == TSR_STATUS_SUCCESS)
-    status = reference->plan_create(state, kernel, problem, &made->inner, reason);
+    status = reference->plan_create(state, row_of(kernel), problem, &made->inner, reason);
   if (status != TSR_STATUS_SUCCESS) {
     if (!made) snprintf(reason->text, sizeof reason->text, "no memory for the plan");
     free(made);
@@ -213,6 +223,7 @@ static tsr_status fake_plan_create(void *state, int32_t kernel, const tsr_resolv
   }
   made->problem = problem;
   made->workspace = estimate.workspace;
+  made->second = kernel == SECOND;
   *plan = made;
   return TSR_STATUS_SUCCESS;
 }
@@ -234,6 +245,7 @@ static tsr_status fake_run(void *state, void *plan, const tsr_args *args, tsr_re
   if (!check_pointers(args, made->problem->device.index, reason))
     return TSR_STATUS_INVALID_ARGUMENT;
   job.workspace = made->workspace;
+  job.second = made->second;
   job.o_bytes = p->batch * p->heads_q * p->seq_q * p->dim_v * tsri_dtype_bytes(p->o.dtype);
   if (p->arrays & TSR_ARRAY_CU_Q)
     job.o_bytes = p->heads_q * p->total_q * p->dim_v * tsri_dtype_bytes(p->o.dtype);
