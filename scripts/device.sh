@@ -92,7 +92,8 @@ run() {
 # by the bench, whose memory is the device's own and written by the driver alone.
 sanitizer() {
   local tool path pass
-  path=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+  path=$(command -v compute-sanitizer ||
+    find /usr/local/ -maxdepth 3 -path "*cuda*/bin/compute-sanitizer" 2>/dev/null | head -1)
   [ -n "$path" ] || { echo "== sanitizer: no compute-sanitizer here, skipped"; return; }
   for tool in memcheck racecheck; do
     run "sanitizer $tool" "$path" --tool "$tool" --error-exitcode 9 --print-limit 20 \
@@ -122,7 +123,7 @@ bench() {
 
 peers() {
   local library
-  library=$(ls "$build"/lib/libtessera.so* | head -1)
+  library=$(find "$build/lib" -maxdepth 1 -name "libtessera.so*" | sort | head -1)
   run peers "${PYTHON:-python3}" "$here/bench/peers/torch_sdpa.py" "$tessera" --library "$library" \
     --device cuda --backend "$backend" --suite prefill,short,float32,decode --passes both \
     --json "$out/$backend-torch.jsonl"
