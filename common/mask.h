@@ -111,22 +111,40 @@ TSRI_INLINE tsri_mask_row tsri_mask_rows_of(const tsri_mask_rule *rule, int64_t 
   return rows;
 }
 
-/* Class of the tile [i0, i1) x [j0, j1), both not empty. FULL is exact; a tile that only touches
- * corners between the parts may be called EDGE though nothing in it is allowed. */
-TSRI_INLINE tsri_tile_class tsri_mask_tile_class(const tsri_mask_rule *rule, int64_t i0, int64_t i1,
-                                                 int64_t j0, int64_t j1) {
-  tsri_mask_row rows = tsri_mask_rows_of(rule, i0, i1);
-  tsri_mask_row first, last;
-  int in_prefix = j0 < rows.prefix;
-  int in_band = j0 < rows.hi && j1 > rows.lo;
-  if (!in_prefix && !in_band) return TSRI_TILE_SKIP;
-  if (j1 <= rows.prefix) return TSRI_TILE_FULL;
+/* Queries [*i0, *i1) outside of which none may see any of keys [j0, j1): the inverse of the band, and
+ * all of them as soon as the prefix reaches into the keys. */
+TSRI_INLINE void tsri_mask_queries_of(const tsri_mask_rule *rule, int64_t j0, int64_t j1,
+                                      int64_t *i0, int64_t *i1) {
+  *i0 = 0;
+  *i1 = rule->sq;
+  if (j0 < rule->prefix) return;
+  if (rule->right != TSR_UNBOUNDED)
+    *i0 = tsri_clamp(tsri_add_sat(tsri_add_sat(j0, -rule->diagonal), -rule->right), 0, rule->sq);
+  if (rule->left != TSR_UNBOUNDED)
+    *i1 = tsri_clamp(tsri_add_sat(tsri_add_sat(j1, -rule->diagonal), rule->left), *i0, rule->sq);
+}
+
+/* Class of keys [j0, j1), not empty, for rows of which the first and the last one's allowed keys are
+ * given. FULL is exact; a tile that only touches corners between the parts may be called EDGE though
+ * nothing in it is allowed. */
+TSRI_INLINE tsri_tile_class tsri_mask_keys_class(const tsri_mask_row *first,
+                                                 const tsri_mask_row *last, int64_t j0,
+                                                 int64_t j1) {
+  const int64_t hi = last->hi > first->lo ? last->hi : first->lo;
+  if (j0 >= first->prefix && !(j0 < hi && j1 > first->lo)) return TSRI_TILE_SKIP;
+  if (j1 <= first->prefix) return TSRI_TILE_FULL;
   /* Full when the narrowest part that all rows share covers the tile: from the last row's lo (or 0
    * if that touches the prefix) to the first row's hi. */
-  first = tsri_mask_row_of(rule, i0);
-  last = tsri_mask_row_of(rule, i1 - 1);
-  if ((last.lo == rows.prefix ? 0 : last.lo) <= j0 && j1 <= first.hi) return TSRI_TILE_FULL;
+  if ((last->lo == last->prefix ? 0 : last->lo) <= j0 && j1 <= first->hi) return TSRI_TILE_FULL;
   return TSRI_TILE_EDGE;
+}
+
+/* Class of the tile [i0, i1) x [j0, j1), both not empty, as above. */
+TSRI_INLINE tsri_tile_class tsri_mask_tile_class(const tsri_mask_rule *rule, int64_t i0, int64_t i1,
+                                                 int64_t j0, int64_t j1) {
+  const tsri_mask_row first = tsri_mask_row_of(rule, i0);
+  const tsri_mask_row last = tsri_mask_row_of(rule, i1 - 1);
+  return tsri_mask_keys_class(&first, &last, j0, j1);
 }
 
 #endif  // TESSERA_COMMON_MASK_H_

@@ -26,6 +26,7 @@
 //   P::log(V)                       natural, of values >= 1 (exactly 0 at 1), +inf or NaN
 //   P::div(V, V)
 //   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
+//   P::select_le(a, b, yes, no)     lane-wise a <= b ? yes : no (NaN: no); only lazy_max uses it
 #if defined(TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
 #undef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
@@ -64,6 +65,23 @@ struct OnlineSoftmax {
   }
   static TSRI_FORCE_INLINE V prob_in(V unit, V s, V ref) {
     return P::exp2_product(P::sub(s, ref), unit);
+  }
+
+  // The same two with the factor taken into the reference once per row, ready = unit * reference(m):
+  // one fused operation per score. Whatever the rounding of `ready`, it is the same for all scores of a
+  // row and cancels in O and in LSE = ready ln 2 + ln l, as long as every later tile and the LSE use the
+  // same product; correction is 2^(ready_old - ready_new). Scores times unit must not overflow.
+  static TSRI_FORCE_INLINE V ready_reference(V unit, V m) { return P::mul(unit, reference(m)); }
+  static TSRI_FORCE_INLINE V prob_ready(V unit, V s, V ready) {
+    return P::exp2(P::mul_add(s, unit, P::sub(P::set(0.0f), ready)));
+  }
+
+  // Call 1a when rescaling is dear: m stays while the new maximum times unit is at most `slack` above it,
+  // so that probabilities may reach 2^slack and alpha is exactly 1 in most tiles. m is then what scores
+  // are measured from, no longer the maximum. A row decides by its own scores alone.
+  static TSRI_FORCE_INLINE V lazy_max(V unit, V m, V tile_max, V slack) {
+    const V larger = P::max(m, tile_max);
+    return P::select_le(P::mul(P::sub(larger, m), unit), slack, m, larger);
   }
 
   // The sum after a tile: alpha * l + tile_sum.

@@ -9,6 +9,9 @@
 //   split      split, KV head, batch
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
+//   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
+//   prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
+//   dSink      query head
 #ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 #define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 
@@ -27,7 +30,39 @@ struct Call {
   int32_t group;           // query heads per KV head
   uint64_t drop_threshold; // keep when word >= threshold
   float keep_scale;        // 1 / (1 - p_drop), 0 when p_drop is 1
+  uint32_t vector;         // kVector bits: tensors that 16-byte accesses may touch
 };
+
+enum : uint32_t {
+  kVectorQ = 1,
+  kVectorK = 2,
+  kVectorV = 4,
+  kVectorO = 8,
+  kVectorDout = 16,
+  kVectorDq = 32,
+  kVectorDk = 64,
+  kVectorDv = 128
+};
+
+// Whether rows of `columns` elements of a tensor can be moved 16 bytes at a time: unit last stride and
+// every row begin a multiple of 16 bytes, for the pointer as promised by the layout's alignment.
+inline bool layout_is_vector(const tsr_layout &layout, int64_t columns) {
+  const int64_t size = layout.dtype == TSR_DTYPE_F32 ? 4 : 2;
+  return layout.dtype != TSR_DTYPE_NONE && layout.alignment % 16 == 0 && layout.alignment > 0 &&
+         layout.stride[3] == 1 && columns * size % 16 == 0 && layout.stride[0] * size % 16 == 0 &&
+         layout.stride[1] * size % 16 == 0 && layout.stride[2] * size % 16 == 0;
+}
+
+inline uint32_t vector_bits(const tsr_problem &p) {
+  return (layout_is_vector(p.q, p.dim_qk) ? kVectorQ : 0u) |
+         (layout_is_vector(p.k, p.dim_qk) ? kVectorK : 0u) |
+         (layout_is_vector(p.v, p.dim_v) ? kVectorV : 0u) |
+         (layout_is_vector(p.o, p.dim_v) ? kVectorO : 0u) |
+         (layout_is_vector(p.dout, p.dim_v) ? kVectorDout : 0u) |
+         (layout_is_vector(p.dq, p.dim_qk) ? kVectorDq : 0u) |
+         (layout_is_vector(p.dk, p.dim_qk) ? kVectorDk : 0u) |
+         (layout_is_vector(p.dv, p.dim_v) ? kVectorDv : 0u);
+}
 
 struct ForwardArgs {
   Call call;
@@ -46,6 +81,25 @@ struct SplitArgs {
   float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
   float *part_max;     // the same shape: row maxima, natural; only if asked for
   uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
+};
+
+// What backward needs of a query row besides the tensors; made by the preparing kernel.
+struct alignas(16) RowStat {
+  float lse2;     // LSE in base two; +inf for a row that sees nothing, so that p = 0
+  float delta;    // rowsum(dO * O) - dLSE
+  int32_t lo, hi; // its band of keys; lo > hi: not a used row
+};
+
+// Row of stats and of dq_sum: batch-major over slots, [Hq, total_q] when packed.
+struct BackwardArgs {
+  Call call;
+  int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
+  int32_t chunks; // column chunks of the outputs
+  RowStat *stats; // [B, Hq, Sq]
+  float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
+  int32_t dq_columns;
+  int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
+  int32_t bias_tiles_k;
 };
 
 } // namespace gpu

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The matrix instructions of compute capability 8.0 that the units are made of, as PTX on a device and
+// as what the PTX ISA says they do (sections "Matrix fragments for mma.m16n8k16 / m16n8k8", "ldmatrix")
+// in the emulated build. Fragments are arrays of 32-bit registers of one lane.
+#ifndef TESSERA_BACKENDS_CUDA_SM80_INSTRUCTIONS_HPP_
+#define TESSERA_BACKENDS_CUDA_SM80_INSTRUCTIONS_HPP_
+
+#include "common/gpu/element.hpp"
+#include "common/gpu/platform.hpp"
+
+namespace tessera {
+namespace gpu {
+
+#if defined(TSRI_GPU_CUDA)
+
+// Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
+TSRI_DEVICE void ldmatrix(uint32_t r[4], uint32_t offset) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(offset)));
+}
+TSRI_DEVICE void ldmatrix_transposed(uint32_t r[4], uint32_t offset) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(offset)));
+}
+
+// c += a b, 16 x 8 x 16.
+TSRI_DEVICE void mma16(BFloat16, float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+TSRI_DEVICE void mma16(Half, float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// c += a b, 16 x 8 x 8, operands rounded to tf32.
+TSRI_DEVICE void mma8_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// The nearest value of 11 significant bits, ties away from zero.
+TSRI_DEVICE uint32_t round_tf32(float x) {
+  uint32_t r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+
+#else
+
+inline void ldmatrix_emulated(uint32_t r[4], uint32_t offset, bool transposed) {
+  const int lane = thread_index() & 31;
+  const unsigned char *all =
+      emulated_meet(transposed ? "ldmatrix transposed" : "ldmatrix", &offset, 4);
+  for (int m = 0; m < 4; ++m) {
+    uint16_t half[2];
+    for (int e = 0; e < 2; ++e) {
+      const int row = transposed ? 2 * (lane % 4) + e : lane / 4;
+      const int column = transposed ? lane / 4 : 2 * (lane % 4) + e;
+      half[e] = shared_at<uint16_t>(met_word(all, 8 * m + row, 0) + 2u * (uint32_t)column);
+    }
+    r[m] = half[0] | (uint32_t)half[1] << 16;
+  }
+  // A lane that runs ahead may write shared memory only after the others have read.
+  sync_wave();
+}
+TSRI_DEVICE void ldmatrix(uint32_t r[4], uint32_t offset) { ldmatrix_emulated(r, offset, false); }
+TSRI_DEVICE void ldmatrix_transposed(uint32_t r[4], uint32_t offset) {
+  ldmatrix_emulated(r, offset, true);
+}
+
+template <class E>
+inline void mma16(E, float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  const int lane = thread_index() & 31;
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const unsigned char *all = emulated_meet("mma 16x8x16", mine, sizeof mine);
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
+    float sum = c[e];
+    for (int k = 0; k < 16; ++k) {
+      const int owner = (k % 8) / 2;
+      const uint32_t wa = met_word(all, 4 * (row % 8) + owner, row / 8 + 2 * (k / 8));
+      const uint32_t wb = met_word(all, 4 * column + owner, 4 + k / 8);
+      sum += (k & 1 ? E::high(wa) : E::low(wa)) * (k & 1 ? E::high(wb) : E::low(wb));
+    }
+    c[e] = sum;
+  }
+}
+inline void mma8_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  const int lane = thread_index() & 31;
+  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const unsigned char *all = emulated_meet("mma tf32 16x8x8", mine, sizeof mine);
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
+    float sum = c[e];
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t wa = met_word(all, 4 * (row % 8) + k % 4, row / 8 + 2 * (k / 4));
+      const uint32_t wb = met_word(all, 4 * column + k % 4, 4 + k / 4);
+      sum += bits_float(wa & 0xffffe000u) * bits_float(wb & 0xffffe000u);
+    }
+    c[e] = sum;
+  }
+}
+TSRI_DEVICE uint32_t round_tf32(float x) {
+  const uint32_t u = float_bits(x);
+  if ((u & 0x7f800000u) == 0x7f800000u) return u;
+  return (u + 0x1000u) & 0xffffe000u;
+}
+
+#endif
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM80_INSTRUCTIONS_HPP_

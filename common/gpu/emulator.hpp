@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A GPU in plain C++, for tests: every thread of a block is a fiber, a warp operation is a meeting of
+// its lanes, a barrier a meeting of the block. The tile programs of this folder compile against it
+// unchanged, so that their logic is executed, on guarded host memory, where there is no GPU.
+//
+// It is stricter than a device where it can be: lanes that meet in different operations, a barrier
+// that some threads never reach, and a copy that is read before it was waited for (it lands only
+// then) are found; shared memory starts as NaN; warps take turns in an order that changes by block.
+#ifndef TESSERA_COMMON_GPU_EMULATOR_HPP_
+#define TESSERA_COMMON_GPU_EMULATOR_HPP_
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace tessera {
+namespace gpu {
+
+// Runs blocks 0 .. blocks - 1 of `threads` threads each, one block after the other on the calling
+// thread. threads is a multiple of wave. False with one line of text when a block misbehaves or
+// memory ran out. Safe from several threads at once.
+bool emulate(void (*kernel)(const void *args), const void *args, int64_t blocks, int threads,
+             int wave, uint32_t shared_bytes, char *why, size_t capacity);
+
+// The services below are for platform.hpp and call back into the running emulation.
+struct EmulatedThread {
+  int thread;
+  int64_t block;
+  int64_t blocks;
+  unsigned char *shared;
+};
+const EmulatedThread &emulated_thread();
+void emulated_sync_block();
+
+// Meeting of a wave: contributes bytes (at most kEmulatedSlot) and returns the contributions of all
+// lanes, kEmulatedSlot bytes apart, valid until the lane's next but one meeting. what names the
+// operation: all lanes must name the same.
+constexpr size_t kEmulatedSlot = 64;
+const unsigned char *emulated_meet(const char *what, const void *mine, size_t bytes);
+
+// Asynchronous copies to shared memory: they happen when waited for, not before. source NULL: zeros.
+void emulated_copy(void *target, const void *source, size_t bytes);
+void emulated_commit();
+void emulated_wait(int groups_left);
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_EMULATOR_HPP_

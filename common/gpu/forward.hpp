@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward: one block folds the keys that a tile of queries may see (Dao 2023, "FlashAttention-2",
+// algorithm 1). Each wave owns kFree x U::kFree queries and all columns of its chunk of Dv; scores and
+// probabilities live in registers. Key tiles come through kStages buffers: with two, the copies of the
+// next tile run under the products of this one and there is one barrier per tile; with one, K and V
+// take turns (less shared memory, three barriers).
+//
+// kAny false: interval masks on aligned tensors, no row maxima, scores stay raw (unit = scale log2 e is folded into
+// the exponent). kAny true: every score step of score.hpp, any strides; scores are natural.
+#ifndef TESSERA_COMMON_GPU_FORWARD_HPP_
+#define TESSERA_COMMON_GPU_FORWARD_HPP_
+
+#include "common/gpu/arguments.hpp"
+#include "common/gpu/epilogue.hpp"
+#include "common/gpu/row_policy.hpp"
+#include "common/gpu/score.hpp"
+#include "common/gpu/tile.hpp"
+#include "common/gpu/work.hpp"
+
+namespace tessera {
+namespace gpu {
+
+template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny>
+struct Forward {
+  using E = typename U::Element;
+  using Args = ForwardArgs;
+  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
+  static constexpr int kThreads = kWaves * U::kWave;
+  static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
+  static constexpr int kCon = kTileK / U::kCon;              // and along the keys
+  static constexpr int kDepth = kDqk / U::kStep;
+  static constexpr int kOut = kDv / 16;
+  static constexpr int kApply = U::kCon / U::kApplyStep;
+  static constexpr int kSlots = kFree * U::kRows; // queries of a lane
+  using TileQ = Tile<E, kTileQ, kDqk>;
+  using TileK = Tile<E, kTileK, kDqk>;
+  using TileV = Tile<E, kTileK, kDv>;
+  using TileO = Tile<E, kTileQ, kDv>;
+  static constexpr bool kKeepQ = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
+
+  struct Shared { // at the front of shared memory
+    tsri_sequence sequence;
+    tsri_mask_rule rule;
+    Place place;
+    RowSource k, v;   // not in registers: they are needed only where copies start,
+    ScoreTerms terms; // and these, of kAny, only among scores
+  };
+  static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
+  static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
+  static constexpr uint32_t kK = kQ + TileQ::kBytes;
+  static constexpr uint32_t kV = kK + kStages * TileK::kBytes;
+  static constexpr uint32_t kEnd = kV + kStages * TileV::kBytes;
+  static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + TileO::kBytes);
+  static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
+  static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
+  static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
+
+  // What a wave carries from tile to tile.
+  struct State {
+    typename U::Acc out[kFree][kOut];
+    float m[kSlots]; // maximum so far, in the scores' own unit
+    float l[kSlots]; // this lane's part of the sum
+  };
+  using Scores = typename U::Acc[kFree][kCon];
+
+  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  // First row of the wave, relative to the tile.
+  TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
+
+  // s = Q K^T of the wave's queries and one key tile.
+  TSRI_DEVICE_MEMBER void multiply_scores(Scores &s, const typename U::Free (&kept)[kFree][kDepth],
+                                          uint32_t q_offset, uint32_t k_offset) {
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) s[f][c].x[e] = 0.0f;
+    TSRI_UNROLL
+    for (int t = 0; t < kDepth; ++t) {
+      typename U::Free q[kFree];
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        if (kKeepQ)
+          q[f] = kept[f][t];
+        else
+          U::template load_free<TileQ::kRowBytes>(q[f], q_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c) {
+        typename U::Con k;
+        U::template load_con<TileK::kRowBytes>(k, k_offset, c * U::kCon, t);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::score(s[f][c], k, q[f]);
+      }
+    }
+  }
+
+  // Hides what the interval rule hides.
+  TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const int f = r / U::kRows;
+      const Limits limits = row_limits(kBands, wave_row() + f * U::kFree + U::free_of(r % U::kRows),
+                                       prefix, key0 + U::con_lane());
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows &&
+              !Limits::allows(limits, c * U::kCon + U::con_element(e)))
+            s[f][c].x[e] = -infinity();
+    }
+  }
+
+  // All score steps, for kAny.
+  TSRI_DEVICE_MEMBER void modify_scores(Scores &s, const ScoreTerms &terms, int32_t prefix,
+                                        int32_t i0, int32_t key0) {
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const int f = r / U::kRows;
+      const int32_t i = i0 + f * U::kFree + U::free_of(r % U::kRows);
+      const int32_t j0 = key0 + U::con_lane();
+      const Limits limits =
+          row_limits(kBands, wave_row() + f * U::kFree + U::free_of(r % U::kRows), prefix, j0);
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) {
+          if (U::slot(e) != r % U::kRows) continue;
+          const int32_t o = c * U::kCon + U::con_element(e);
+          float &x = s[f][c].x[e];
+          x = Limits::allows(limits, o) ? score_of(terms, x, i, j0 + o) : -infinity();
+        }
+    }
+  }
+
+  // Folds one tile of scores into m and l, turns it into probabilities and rescales the outputs.
+  // unit * score is in base two. kAny false: m moves only when it is left behind by 2^8 (lazy_max).
+  TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
+    float alpha[kSlots];
+    bool moved = false;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const int f = r / U::kRows;
+      float tile_max = -infinity();
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) tile_max = larger_of(tile_max, s[f][c].x[e]);
+      tile_max = U::max_con(tile_max);
+      const float m = kAny ? Softmax::new_max(state.m[r], tile_max)
+                           : Softmax::lazy_max(unit, state.m[r], tile_max, kSlack);
+      const float ref = Softmax::reference(m);
+      const float ready = Softmax::ready_reference(unit, m);
+      moved = moved || m != state.m[r];
+      alpha[r] = kAny ? Softmax::correction_in(unit, state.m[r], ref)
+                      : Softmax::prob_ready(unit, state.m[r], ready);
+      state.m[r] = m;
+      float sum = 0.0f;
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) {
+            float &x = s[f][c].x[e];
+            x = kAny ? Softmax::prob_in(unit, x, ref) : Softmax::prob_ready(unit, x, ready);
+            sum += x;
+          }
+      state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum);
+    }
+    if (!any_lane(moved)) return;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) {
+            float &x = state.out[r / U::kRows][o].x[e];
+            x = Softmax::rescale(x, alpha[r]);
+          }
+    }
+  }
+
+  TSRI_DEVICE_MEMBER void drop(Scores &s, const ScoreTerms &terms, int32_t i0, int32_t key0) {
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; e += 2) {
+          bool keep[2];
+          keep_pair(terms, i0 + f * U::kFree + U::free_of(U::slot(e)),
+                    key0 + U::con_lane() + c * U::kCon + U::con_element(e), keep);
+          if (!keep[0]) s[f][c].x[e] = 0.0f;
+          if (!keep[1]) s[f][c].x[e + 1] = 0.0f;
+        }
+  }
+
+  // out += P V of one tile.
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s,
+                                          typename U::ZOffset v_offset) {
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c)
+      TSRI_UNROLL
+      for (int step = 0; step < kApply; ++step) {
+        typename U::Free p[kFree];
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][c], step);
+        TSRI_UNROLL
+        for (int o = 0; o < kOut; ++o) {
+          typename U::Z v;
+          U::template load_z<TileV::kRowBytes>(v, v_offset, c * U::kCon + step * U::kApplyStep, o);
+          TSRI_UNROLL
+          for (int f = 0; f < kFree; ++f) U::apply(state.out[f][o], v, p[f]);
+        }
+      }
+  }
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
+    uint32_t n = block_index();
+    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
+    n /= static_cast<uint32_t>(args.tiles);
+    const int column = static_cast<int>(n % static_cast<uint32_t>(args.chunks)) * kDv;
+    n /= static_cast<uint32_t>(args.chunks);
+    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
+    Shared &shared = shared_at<Shared>(0);
+    if (wave() == 0) {
+      Place place = {n / static_cast<uint32_t>(p.heads_q),
+                     args.tiles - 1 - static_cast<int32_t>(tile)};
+      if (a.cu_q)
+        place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
+      if (thread_index() == 0) {
+        shared.place = place;
+        if (place.b >= 0) {
+          const uint32_t kv_head = h / static_cast<uint32_t>(args.call.group);
+          shared.sequence = tsri_sequence_of(&p, &a, place.b);
+          shared.rule = tsri_sequence_rule(&p, &shared.sequence);
+          const tsri_pages pages = tsri_pages_of(&p, &a);
+          shared.k = kv_source<E>(a.k, p.k, shared.sequence.k, pages, place.b, kv_head,
+                                  p.dim_qk, args.call.vector & kVectorK);
+          shared.v = kv_source<E>(a.v, p.v, shared.sequence.k, pages, place.b, kv_head,
+                                  p.dim_v, args.call.vector & kVectorV);
+          if (kAny) shared.terms = score_terms(args.call, shared.sequence, place.b, h);
+        }
+      }
+    }
+    sync_block();
+    const int64_t b = shared.place.b;
+    if (b < 0) return;
+    const int32_t row0 = shared.place.tile * kTileQ; // of the slot
+    const int32_t slot_rows = static_cast<int32_t>(shared.sequence.q.slot_len);
+    if (row0 >= slot_rows) return;
+    // Used row of the tile's first row; negative before the left padding ends.
+    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
+                                                   shared.sequence.q.slot_begin);
+    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
+    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
+
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    store_bands<kTileQ, kThreads>(kBands, shared.rule, i0);
+    const RowSource q = row_source<E>(a.q, p.q, shared.sequence.q, b, h, p.dim_qk,
+                                      args.call.vector & kVectorQ);
+    const RowSource &k = shared.k, &v = shared.v;
+    State state;
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) state.out[f][o].x[e] = 0.0f;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      state.m[r] = Softmax::start_max();
+      state.l[r] = Softmax::start_sum();
+    }
+    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
+                            : p.scale * static_cast<float>(TSRI_LOG2E);
+    const ScoreTerms &terms = shared.terms;
+
+    if (tiles.count > 0) {
+      load_tile<E, TileQ, kThreads, kAny>(kQ, q, i0, 0);
+      load_tile<E, TileK, kThreads, kAny>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
+      if (kStages > 1)
+        load_tile<E, TileV, kThreads, kAny>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
+      copy_commit();
+    }
+    const uint32_t q_offset =
+        U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
+    typename U::Free kept[kFree][kDepth];
+    const int32_t wave_i0 = i0 + wave_row();
+    const int first = larger(-i0, wave_row());
+    const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
+    RowsClass rows = {0, 0, 0, 0, 0};
+    TSRI_NO_UNROLL
+    for (int32_t n_tile = 0; n_tile < tiles.count; ++n_tile) {
+      const int32_t key0 = KeyTiles::at(tiles, n_tile) * kTileK;
+      const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
+      const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
+      const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
+      if (kStages == 1) {
+        load_tile<E, TileV, kThreads, kAny>(v_tile, v, key0, column);
+        copy_commit();
+        copy_wait<1>();
+        sync_block();
+      } else {
+        copy_wait<0>();
+        sync_block();
+        if (n_tile + 1 < tiles.count) {
+          const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
+          load_tile<E, TileK, kThreads, kAny>(kK + other * TileK::kBytes, k, next, 0);
+          load_tile<E, TileV, kThreads, kAny>(kV + other * TileV::kBytes, v, next, column);
+        }
+        copy_commit();
+      }
+      if (kKeepQ && n_tile == 0) {
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          TSRI_UNROLL
+          for (int t = 0; t < kDepth; ++t)
+            U::template load_free<TileQ::kRowBytes>(kept[f][t], q_offset, f * U::kFree, t);
+      }
+      // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
+      // Rows outside the sequence are computed and not used.
+      if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
+      const int tile_class = RowsClass::of(rows, key0, key0 + kTileK);
+      Scores s;
+      if (tile_class != TSRI_TILE_SKIP) {
+        multiply_scores(s, kept, q_offset, U::template con_offset<TileK::kRowBytes>(k_tile));
+        if (kAny)
+          modify_scores(s, terms, prefix, wave_i0, key0);
+        else if (tile_class == TSRI_TILE_EDGE)
+          mask_scores(s, prefix, key0);
+      }
+      if (kStages == 1) {
+        sync_block(); // K has been read by all
+        if (n_tile + 1 < tiles.count)
+          load_tile<E, TileK, kThreads, kAny>(kK, k, next, 0);
+        copy_commit();
+      }
+      if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
+      if (kStages == 1) {
+        copy_wait<1>();
+        sync_block();
+      }
+      if (tile_class != TSRI_TILE_SKIP) {
+        if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
+        multiply_values(state, s, U::template z_offset<TileV::kRowBytes>(v_tile));
+      }
+      if (kStages == 1) sync_block(); // V has been read by all
+    }
+    copy_wait<0>();
+    sync_block(); // the tiles' memory becomes the output's
+    finish(args.call, state, b, h, column, row0, i0, unit);
+  }
+
+  // The sink, the division, LSE and the row maximum; then O through shared memory.
+  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, int64_t b, int64_t h, int column,
+                                 int32_t row0, int32_t i0, float unit) {
+    const tsr_problem &p = call.p;
+    const Shared &shared = shared_at<Shared>(0);
+    const tsri_span &span = shared.sequence.q;
+    const int32_t rows = static_cast<int32_t>(span.slot_len) - row0; // of the slot from row0 on
+    const float natural = kAny ? 1.0f : p.scale; // of a score's unit
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const int f = r / U::kRows;
+      const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
+      float l = U::sum_con(state.l[r]);
+      float lse = Softmax::log_sum_exp_in(natural, state.m[r], l);
+      float factor = 1.0f;
+      if (p.sink) {
+        const float sink = call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
+        const float m2 = state.m[r] * unit;
+        const float m_new = Softmax::new_max(m2, sink);
+        const float ref = Softmax::reference(m_new);
+        factor = Softmax::correction(m2, ref);
+        l = Softmax::add_sink(l * factor, sink, ref);
+        lse = Softmax::log_sum_exp(m_new, l);
+      }
+      factor *= Softmax::inverse_sum(l);
+      if (p.dropout > 0) factor *= call.keep_scale;
+      const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
+      if (!used) {
+        factor = 0.0f;
+        lse = -infinity();
+      }
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) {
+            float &x = state.out[f][o].x[e];
+            x = used ? x * factor : 0.0f;
+          }
+      if (column == 0 && row < rows && U::leads_row())
+        store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,
+                          used ? state.m[r] * natural : -infinity());
+    }
+    store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
+        state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
+        span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_FORWARD_HPP_

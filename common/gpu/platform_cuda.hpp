@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CUDA's spelling of platform.hpp: intrinsics, and PTX where no intrinsic names the instruction
+// (cp.async of sm_80, packed conversions, ex2.approx). Shared memory is addressed by offsets into the
+// one dynamic array, so that the compiler sees the address space.
+#ifndef TESSERA_COMMON_GPU_PLATFORM_CUDA_HPP_
+#define TESSERA_COMMON_GPU_PLATFORM_CUDA_HPP_
+
+#include <stdint.h>
+
+#include "common/dtype.h"
+
+#define TSRI_DEVICE static __device__ __forceinline__
+#define TSRI_DEVICE_MEMBER static __device__ __forceinline__
+#define TSRI_HOST_DEVICE __host__ __device__
+#define TSRI_UNROLL _Pragma("unroll")
+#define TSRI_NO_UNROLL _Pragma("unroll 1")
+
+// Defines a kernel that runs Config::block(args); symbol is its handle.
+#define TSRI_GPU_KERNEL(symbol, Config, Args)                                      \
+  extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) \
+      symbol(const __grid_constant__ Args args) {                                  \
+    Config::block(args);                                                           \
+  }
+
+namespace tessera {
+namespace gpu {
+
+extern __shared__ __align__(128) unsigned char tsri_shared[];
+
+TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+// The same, read again: what is computed from it cannot be moved out of a loop.
+TSRI_DEVICE int fresh_thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
+TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
+
+TSRI_DEVICE void sync_block() { __syncthreads(); }
+TSRI_DEVICE void sync_wave() { __syncwarp(); }
+
+template <class T>
+TSRI_DEVICE T &shared_at(uint32_t offset) {
+  return *reinterpret_cast<T *>(tsri_shared + offset);
+}
+TSRI_DEVICE uint32_t shared_address(uint32_t offset) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(tsri_shared)) + offset;
+}
+
+TSRI_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
+TSRI_DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
+TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
+TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+
+TSRI_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+TSRI_DEVICE float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TSRI_DEVICE float log_of(float x) { return logf(x); }
+TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
+TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+
+// Two floats rounded to nearest even into one word, lo in the low half.
+TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+TSRI_DEVICE float f16_to_float(uint16_t h) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(h));
+  return y;
+}
+
+// 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(offset)),
+               "l"(source), "r"(bytes)
+               : "memory");
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(offset)), "l"(source)
+               : "memory");
+}
+TSRI_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+TSRI_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+TSRI_DEVICE void atomic_add(float *x, float v) { atomicAdd(x, v); }
+// Two neighbours, the first at a multiple of 8 bytes.
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(lo), "f"(hi) : "memory");
+#else
+  atomicAdd(x, lo);
+  atomicAdd(x + 1, hi);
+#endif
+}
+TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return atomicAdd(x, 1u); }
+TSRI_DEVICE void fence_device() { __threadfence(); }
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_PLATFORM_CUDA_HPP_

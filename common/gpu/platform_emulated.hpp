@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The emulator's spelling of platform.hpp: ordinary C++ and the meetings of emulator.hpp.
+#ifndef TESSERA_COMMON_GPU_PLATFORM_EMULATED_HPP_
+#define TESSERA_COMMON_GPU_PLATFORM_EMULATED_HPP_
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "common/dtype.h"
+#include "common/gpu/emulator.hpp"
+
+#define TSRI_DEVICE static inline __attribute__((unused))
+#define TSRI_DEVICE_MEMBER static inline
+#define TSRI_HOST_DEVICE
+#define TSRI_UNROLL
+#define TSRI_NO_UNROLL
+
+#define TSRI_GPU_KERNEL(symbol, Config, Args)                \
+  extern "C" void symbol(const void *args);                  \
+  extern "C" void symbol(const void *args) {                 \
+    Config::block(*static_cast<const Args *>(args));         \
+  }
+
+namespace tessera {
+namespace gpu {
+
+TSRI_DEVICE int thread_index() { return emulated_thread().thread; }
+TSRI_DEVICE int fresh_thread_index() { return thread_index(); }
+TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_thread().block); }
+TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }
+
+TSRI_DEVICE void sync_block() { emulated_sync_block(); }
+TSRI_DEVICE void sync_wave() { emulated_meet("wave barrier", nullptr, 0); }
+
+template <class T>
+inline T &shared_at(uint32_t offset) {
+  return *reinterpret_cast<T *>(emulated_thread().shared + offset);
+}
+
+TSRI_DEVICE uint32_t float_bits(float x) { return tsri_float_bits(x); }
+TSRI_DEVICE float bits_float(uint32_t x) { return tsri_bits_float(x); }
+
+// The word of a lane in what a meeting returned.
+TSRI_DEVICE uint32_t met_word(const unsigned char *all, int lane, int word) {
+  uint32_t v;
+  memcpy(&v, all + static_cast<size_t>(lane) * kEmulatedSlot + static_cast<size_t>(word) * 4, 4);
+  return v;
+}
+TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) {
+  return met_word(emulated_meet("shuffle", &v, 4), lane, 0);
+}
+TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
+  const int lane = thread_index() & 31;
+  return met_word(emulated_meet("shuffle xor", &v, 4), lane ^ mask, 0);
+}
+
+TSRI_DEVICE bool any_lane(bool x) {
+  const uint32_t v = x;
+  const unsigned char *all = emulated_meet("any lane", &v, 4);
+  uint32_t any = 0;
+  for (int lane = 0; lane < 32; ++lane) any |= met_word(all, lane, 0);
+  return any != 0;
+}
+
+TSRI_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+TSRI_DEVICE float exp2_of(float x) { // the device's instruction has no subnormal results
+  const float y = exp2f(x);
+  return y < 1.17549435e-38f ? 0.0f : y;
+}
+TSRI_DEVICE float log_of(float x) { return logf(x); }
+TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
+TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+
+TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
+  return static_cast<uint32_t>(tsri_float_to_bf16(lo)) |
+         static_cast<uint32_t>(tsri_float_to_bf16(hi)) << 16;
+}
+TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
+  return static_cast<uint32_t>(tsri_float_to_f16(lo)) |
+         static_cast<uint32_t>(tsri_float_to_f16(hi)) << 16;
+}
+TSRI_DEVICE float f16_to_float(uint16_t h) { return tsri_f16_to_float(h); }
+
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
+  emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  copy_async(offset, source, true);
+}
+TSRI_DEVICE void copy_commit() { emulated_commit(); }
+template <int kLeft>
+inline void copy_wait() {
+  emulated_wait(kLeft);
+}
+
+TSRI_DEVICE void atomic_add(float *x, float v) { *x += v; }
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+  x[0] += lo;
+  x[1] += hi;
+}
+TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return (*x)++; }
+TSRI_DEVICE void fence_device() {}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_PLATFORM_EMULATED_HPP_

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles in shared memory and how they get there. A tile is rows of kColumns elements; a row takes a
+// multiple of 128 bytes, and within each 128 bytes the 16-byte chunk c of row r sits at c ^ (r & 7), so
+// that eight consecutive rows of one chunk, and eight chunks of one row, each touch all banks once.
+// Rows beyond a sequence's end and columns beyond a head dimension are zeros that were never loaded.
+#ifndef TESSERA_COMMON_GPU_TILE_HPP_
+#define TESSERA_COMMON_GPU_TILE_HPP_
+
+#include "common/geometry.h"
+#include "common/gpu/element.hpp"
+#include "common/gpu/platform.hpp"
+
+namespace tessera {
+namespace gpu {
+
+template <class E, int kRows_, int kColumns_>
+struct Tile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kRowBytes = ceil_div(kColumns * static_cast<int>(sizeof(E)), 128) * 128;
+  static constexpr int kBytes = kRows * kRowBytes;
+  static constexpr int kChunks = ceil_div(kColumns * static_cast<int>(sizeof(E)), 16); // of a row
+  static constexpr int kPerChunk = 16 / static_cast<int>(sizeof(E));
+
+  // Byte offset of chunk c of row r from the tile's begin.
+  TSRI_DEVICE_MEMBER uint32_t at(int r, int c) {
+    return static_cast<uint32_t>(r * kRowBytes + ((c ^ (r & 7)) & 7) * 16 + (c & ~7) * 16);
+  }
+};
+
+// A lane's byte offset moved by a compile-time number of bytes along its row: the swizzle lives in the
+// low seven bits.
+TSRI_DEVICE uint32_t along(uint32_t lane_offset, int bytes) {
+  return (lane_offset ^ static_cast<uint32_t>(bytes & 127)) + static_cast<uint32_t>(bytes & ~127);
+}
+
+// Where the rows of one side of one (batch, head) are in memory. `pages.table` NULL: not paged.
+struct RowSource {
+  const unsigned char *base; // element 0 of (b, h), or of the tensor when paged
+  int64_t row_bytes;         // stride 2
+  int64_t column_bytes;      // stride 3
+  int64_t first;             // tensor row of row 0 of the used part
+  tsri_pages pages;          // with strides in bytes below
+  int64_t page_bytes, head_offset;
+  int32_t length;            // rows of the used part
+  int32_t columns;
+  bool vector;               // 16-byte copies are legal
+};
+
+template <class E>
+TSRI_DEVICE RowSource row_source(const void *data, const tsr_layout &layout, const tsri_span &span,
+                                 int64_t b, int64_t h, int64_t columns, bool vector) {
+  RowSource s;
+  const int64_t size = static_cast<int64_t>(sizeof(E));
+  s.base = static_cast<const unsigned char *>(data) +
+           (b * layout.stride[0] + h * layout.stride[1]) * size;
+  s.row_bytes = layout.stride[2] * size;
+  s.column_bytes = layout.stride[3] * size;
+  s.first = span.begin;
+  s.pages.table = nullptr;
+  s.page_bytes = s.head_offset = 0;
+  s.length = static_cast<int32_t>(span.len);
+  s.columns = static_cast<int32_t>(columns);
+  s.vector = vector;
+  return s;
+}
+
+// The same for keys and values, which may be paged; the row of the table is that of sequence b.
+template <class E>
+TSRI_DEVICE RowSource kv_source(const void *data, const tsr_layout &layout, const tsri_span &span,
+                                const tsri_pages &pages, int64_t b, int64_t h, int64_t columns,
+                                bool vector) {
+  RowSource s = row_source<E>(data, layout, span, pages.table ? 0 : b, h, columns, vector);
+  if (!pages.table) return s;
+  s.pages = pages;
+  s.pages.table = static_cast<const unsigned char *>(pages.table) +
+                  b * pages.stride * (pages.dtype == TSR_DTYPE_I64 ? 8 : 4);
+  s.page_bytes = layout.stride[0] * static_cast<int64_t>(sizeof(E));
+  return s;
+}
+
+// Address of row r of the used part.
+TSRI_DEVICE const unsigned char *row_address(const RowSource &s, int r) {
+  const int64_t row = s.first + r;
+  if (!s.pages.table) return s.base + row * s.row_bytes;
+  const uint32_t size = static_cast<uint32_t>(s.pages.size); // rows of a slot stay below 2^31
+  const uint32_t page = static_cast<uint32_t>(row) / size;
+  const int64_t number =
+      tsri_clamp(tsri_index(s.pages.table, s.pages.dtype, page), 0, s.pages.count - 1);
+  return s.base + number * s.page_bytes +
+         static_cast<int64_t>(static_cast<uint32_t>(row) - page * size) * s.row_bytes;
+}
+
+// Gathers one chunk of a row with any strides.
+template <class E>
+TSRI_DEVICE Chunk gather_chunk(const RowSource &s, int r, int c) {
+  constexpr int n = 16 / static_cast<int>(sizeof(E));
+  union {
+    Chunk chunk;
+    E x[n];
+  } u;
+  const unsigned char *row = row_address(s, r);
+  u.chunk = Chunk{{0, 0, 0, 0}};
+  TSRI_UNROLL
+  for (int e = 0; e < n; ++e)
+    if (c * n + e < s.columns)
+      u.x[e] = *reinterpret_cast<const E *>(row + (c * n + e) * s.column_bytes);
+  return u.chunk;
+}
+
+// One chunk on its way into a tile; rows outside [0, length) and columns beyond the source are zeros.
+template <class E, bool kAny>
+TSRI_DEVICE void load_chunk(uint32_t to, const RowSource &s, int row, int c) {
+  constexpr int per_chunk = 16 / static_cast<int>(sizeof(E));
+  const bool valid =
+      static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length) && c * per_chunk < s.columns;
+  if (kAny && !s.vector)
+    shared_at<Chunk>(to) = valid ? gather_chunk<E>(s, row, c) : Chunk{{0, 0, 0, 0}};
+  else
+    copy_async(to, valid ? row_address(s, row) + c * 16 : s.base, valid);
+}
+
+// Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
+// multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
+// barrier. kAny false: the source allows 16-byte copies.
+template <class E, class T, int kThreads, bool kAny>
+TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column,
+                           int thread = thread_index()) {
+  constexpr int total = T::kRows * T::kChunks;
+  const int chunk0 = column / T::kPerChunk;
+  constexpr int step = max_of(kThreads / T::kChunks, 1); // rows between two copies of a thread
+  constexpr bool regular = kThreads % T::kChunks == 0 && step % 8 == 0 && total % kThreads == 0;
+  if (!regular || s.pages.table || (kAny && !s.vector)) {
+    TSRI_NO_UNROLL
+    for (int i = thread; i < total; i += kThreads)
+      load_chunk<E, kAny>(offset + T::at(i / T::kChunks, i % T::kChunks), s, first + i / T::kChunks,
+                          chunk0 + i % T::kChunks);
+    return;
+  }
+  // Rows in memory follow each other: a thread keeps its column and steps down by whole swizzle
+  // periods, so that both addresses move by constants. Most tiles lie inside the tensor altogether.
+  const int r = thread / T::kChunks, c = thread % T::kChunks;
+  const unsigned char *from = s.base + (s.first + first + r) * s.row_bytes + (chunk0 + c) * 16;
+  const int64_t down = step * s.row_bytes;
+  const uint32_t to = offset + T::at(r, c);
+  if (first >= 0 && first + T::kRows <= s.length && column + T::kColumns <= s.columns) {
+    TSRI_UNROLL
+    for (int n = 0; n < T::kRows / step; ++n, from += down)
+      copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from);
+    return;
+  }
+  const bool inside = (chunk0 + c) * T::kPerChunk < s.columns;
+  TSRI_NO_UNROLL
+  for (int n = 0; n < T::kRows / step; ++n, from += down) {
+    const int row = first + r + n * step;
+    copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from,
+               inside && static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length));
+  }
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_TILE_HPP_
