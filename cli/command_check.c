@@ -18,6 +18,7 @@
 
 enum {
   KEY_BACKEND = PARSE_KEY_COMMAND,
+  KEY_DEVICE,
   KEY_KERNEL,
   KEY_GROUP,
   KEY_CASE,
@@ -35,14 +36,17 @@ enum {
 typedef struct check_options {
   parse_state state;
   const char *backend, *kernel, *group, *name;
+  char backend_name[64];
   int dtype, passes, determinism;
+  int32_t device;
   int64_t threads, alignment;
   double scale_bound;
   bool quick, verbose, json;
 } check_options;
 
 static const struct argp_option kOptions[] = {
-    {"backend", KEY_BACKEND, "NAME", 0, "Only this backend", 1},
+    {"backend", KEY_BACKEND, "NAME[:N]", 0, "Only this backend, on its device N", 1},
+    {"device", KEY_DEVICE, "N", 0, "Ordinal of the device that GPU backends use (default 0)", 1},
     {"kernel", KEY_KERNEL, "NAME", 0, "Only this kernel, or '*': every kernel in turn", 1},
     {"group", KEY_GROUP, "NAME", 0, "Only this group of cases", 1},
     {"case", KEY_CASE, "TEXT", 0, "Only cases whose name contains TEXT", 1},
@@ -74,8 +78,20 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
   cli_message *message = options->state.message;
   switch (key) {
     case KEY_BACKEND:
-      options->backend = arg;
+      if (!parse_backend(arg, options->backend_name, sizeof options->backend_name, &options->device,
+                         message)) {
+        return parse_refuse(&options->state, "--backend");
+      }
+      options->backend = options->backend_name;
       return 0;
+    case KEY_DEVICE: {
+      int64_t ordinal;
+      if (!parse_int64(arg, 0, INT32_MAX, &ordinal, message)) {
+        return parse_refuse(&options->state, "--device");
+      }
+      options->device = (int32_t)ordinal;
+      return 0;
+    }
     case KEY_KERNEL:
       options->kernel = arg;
       return 0;
@@ -267,6 +283,7 @@ int command_check(int argc, char **argv) {
     tsr_check_options check = {
         .context = context,
         .backend = options.backend,
+        .device = options.device,
         .kernel = options.kernel,
         .name = options.name,
         .dtypes = dtype != 0 ? 1u << dtype : 0,
