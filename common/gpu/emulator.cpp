@@ -170,6 +170,7 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
   const size_t shared = (shared_bytes + 127) / 128 * 128 + 128;
   launch.view.shared = static_cast<unsigned char *>(aligned_alloc(128, shared));
   launch.view.blocks = blocks;
+  launch.view.wave = wave;
   if (!launch.lane || !launch.slots || !launch.stacks || !launch.view.shared) {
     snprintf(why, capacity, "no host memory for %d emulated threads", threads);
     launch.failed = true;
@@ -192,6 +193,10 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
 }
 
 const EmulatedThread &emulated_thread() { return running->view; }
+
+void emulated_fail(const char *what) {
+  complain("block %lld thread %d: %s", (long long)running->view.block, running->current, what);
+}
 
 void emulated_sync_block() { give_way(State::kBarrier); }
 

@@ -30,12 +30,12 @@ struct Forward {
   static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
   static constexpr int kCon = kTileK / U::kCon;              // and along the keys
   static constexpr int kDepth = kDqk / U::kStep;
-  static constexpr int kOut = kDv / 16;
+  static constexpr int kOut = kDv / U::kCon; // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
   using TileQ = Tile<E, kTileQ, kDqk>;
   using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = Tile<E, kTileK, kDv>;
+  using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
   static constexpr bool kKeepQ = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
 
@@ -64,7 +64,7 @@ struct Forward {
   };
   using Scores = typename U::Acc[kFree][kCon];
 
-  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
 
@@ -206,7 +206,7 @@ struct Forward {
     for (int c = 0; c < kCon; ++c)
       TSRI_UNROLL
       for (int step = 0; step < kApply; ++step) {
-        typename U::Free p[kFree];
+        typename U::P p[kFree];
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][c], step);
         TSRI_UNROLL
@@ -327,8 +327,8 @@ struct Forward {
       // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
       // Rows outside the sequence are computed and not used.
       const int tile_class =
-          first >= last ? TSRI_TILE_SKIP
-                        : rows_class(kBands, first, last, prefix, key0, key0 + kTileK);
+          uniform(first >= last ? TSRI_TILE_SKIP
+                                : rows_class(kBands, first, last, prefix, key0, key0 + kTileK));
       Scores s;
       if (tile_class != TSRI_TILE_SKIP) {
         multiply_scores(s, kept, q_offset, U::template con_offset<TileK::kRowBytes>(k_tile));

@@ -29,6 +29,7 @@ namespace gpu {
 extern __shared__ __align__(128) unsigned char tsri_shared[];
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
 TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
 
@@ -47,6 +48,8 @@ TSRI_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 TSRI_DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+// A value that all lanes of a wave hold; some compilers have to be told.
+TSRI_DEVICE int32_t uniform(int32_t x) { return x; }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);
 }
