@@ -106,13 +106,18 @@ TSRI_DEVICE float f16_to_float(uint16_t h) {
   return static_cast<float>(__builtin_bit_cast(_Float16, h));
 }
 
+// A load of global memory, said to be one: a pointer that came through memory could point anywhere, and
+// such a load would be slower and wait for shared memory as well.
+template <class T>
+TSRI_DEVICE T load_global(const void *p) {
+  return *(const __attribute__((address_space(1))) T *)p;
+}
+
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
-struct alignas(16) CopyWords {
-  uint32_t w[4];
-};
+typedef uint32_t CopyWords __attribute__((ext_vector_type(4))); // a struct would go through scratch
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
-  CopyWords x = {{0, 0, 0, 0}};
-  if (valid) x = *static_cast<const CopyWords *>(source);
+  CopyWords x = 0u;
+  if (valid) x = load_global<CopyWords>(source);
   shared_at<CopyWords>(offset) = x;
 }
 TSRI_DEVICE void copy_commit() {}

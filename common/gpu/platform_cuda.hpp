@@ -81,6 +81,12 @@ TSRI_DEVICE float f16_to_float(uint16_t h) {
   return y;
 }
 
+// A load of global memory, for compilers that have to be told.
+template <class T>
+TSRI_DEVICE T load_global(const void *p) {
+  return *static_cast<const T *>(p);
+}
+
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   const int bytes = valid ? 16 : 0;

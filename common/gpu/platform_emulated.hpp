@@ -89,6 +89,12 @@ TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
 }
 TSRI_DEVICE float f16_to_float(uint16_t h) { return tsri_f16_to_float(h); }
 
+// A load of global memory, for compilers that have to be told.
+template <class T>
+inline T load_global(const void *p) {
+  return *static_cast<const T *>(p);
+}
+
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
 }

@@ -151,10 +151,10 @@ template <class E, bool kAny>
 TSRI_DEVICE uint32_t load_pair(const RowSource &s, int row, int column) {
   if (static_cast<uint32_t>(row) >= static_cast<uint32_t>(s.length) || column >= s.columns) return 0;
   const unsigned char *from = row_address(s, row) + column * s.column_bytes;
-  if (!kAny || s.vector) return *reinterpret_cast<const uint32_t *>(from);
-  const uint32_t lo = *reinterpret_cast<const uint16_t *>(from);
+  if (!kAny || s.vector) return load_global<uint32_t>(from);
+  const uint32_t lo = load_global<uint16_t>(from);
   if (column + 1 >= s.columns) return lo;
-  return lo | static_cast<uint32_t>(*reinterpret_cast<const uint16_t *>(from + s.column_bytes)) << 16;
+  return lo | static_cast<uint32_t>(load_global<uint16_t>(from + s.column_bytes)) << 16;
 }
 
 // load_tile for a TransposedTile: a thread turns two columns of four rows; neighbouring threads take
