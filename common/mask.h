@@ -111,6 +111,19 @@ TSRI_INLINE tsri_mask_row tsri_mask_rows_of(const tsri_mask_rule *rule, int64_t 
   return rows;
 }
 
+/* Queries [*i0, *i1) outside of which none may see any of keys [j0, j1): the inverse of the band, and
+ * all of them as soon as the prefix reaches into the keys. */
+TSRI_INLINE void tsri_mask_queries_of(const tsri_mask_rule *rule, int64_t j0, int64_t j1,
+                                      int64_t *i0, int64_t *i1) {
+  *i0 = 0;
+  *i1 = rule->sq;
+  if (j0 < rule->prefix) return;
+  if (rule->right != TSR_UNBOUNDED)
+    *i0 = tsri_clamp(tsri_add_sat(tsri_add_sat(j0, -rule->diagonal), -rule->right), 0, rule->sq);
+  if (rule->left != TSR_UNBOUNDED)
+    *i1 = tsri_clamp(tsri_add_sat(tsri_add_sat(j1, -rule->diagonal), rule->left), *i0, rule->sq);
+}
+
 /* Class of keys [j0, j1), not empty, for rows of which the first and the last one's allowed keys are
  * given. FULL is exact; a tile that only touches corners between the parts may be called EDGE though
  * nothing in it is allowed. */

@@ -9,6 +9,9 @@
 //   split      split, KV head, batch
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
+//   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
+//   prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
+//   dSink      query head
 #ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 #define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 
@@ -78,6 +81,25 @@ struct SplitArgs {
   float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
   float *part_max;     // the same shape: row maxima, natural; only if asked for
   uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
+};
+
+// What backward needs of a query row besides the tensors; made by the preparing kernel.
+struct alignas(16) RowStat {
+  float lse2;     // LSE in base two; +inf for a row that sees nothing, so that p = 0
+  float delta;    // rowsum(dO * O) - dLSE
+  int32_t lo, hi; // its band of keys; lo > hi: not a used row
+};
+
+// Row of stats and of dq_sum: batch-major over slots, [Hq, total_q] when packed.
+struct BackwardArgs {
+  Call call;
+  int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
+  int32_t chunks; // column chunks of the outputs
+  RowStat *stats; // [B, Hq, Sq]
+  float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
+  int32_t dq_columns;
+  int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
+  int32_t bias_tiles_k;
 };
 
 } // namespace gpu

@@ -39,12 +39,14 @@ TSRI_DEVICE void shared_pair(uint32_t offset, float lo, float hi) {
 }
 
 // Writes out[kFree][kOut] accumulators (free index: row, other index: column) of every wave to rows
-// row .. row + rows - 1 of a tensor, columns column .. min(column + width, columns) - 1. T is the tile
-// of the whole block; its memory at `offset` must be free, with a barrier before. All threads call it.
+// row .. row + rows - 1 of a tensor, columns column .. min(column + width, columns) - 1, or adds them.
+// T is the tile of the whole block, in which the wave's part begins at (wave_row, wave_column); its
+// memory at `offset` must be free, with a barrier before. All threads call it.
 template <class U, class T, int kThreads, int kFree, int kOut, bool kAny>
 TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32_t offset,
-                               int wave_row, const tsr_layout &layout, void *data, bool vector,
-                               int64_t b, int64_t h, int64_t row, int rows, int column, int columns) {
+                               int wave_row, int wave_column, const tsr_layout &layout, void *data,
+                               bool vector, bool add, int64_t b, int64_t h, int64_t row, int rows,
+                               int column, int columns) {
   using E = typename U::Element;
   const int64_t begin = tsri_row_offset(layout.stride, b, h, row);
   if (!kAny && layout.dtype != DtypeOf<E>::value) { // float32, of rows that allow pairs
@@ -53,19 +55,21 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
       TSRI_UNROLL
       for (int slot = 0; slot < U::kRows; ++slot) {
         const int r = wave_row + f * U::kFree + U::free_of(slot);
-        float *to = static_cast<float *>(data) + begin + r * layout.stride[2] + column + U::con_lane();
+        float *to = static_cast<float *>(data) + begin + r * layout.stride[2] + column +
+                    wave_column + U::con_lane();
         TSRI_UNROLL
         for (int o = 0; o < kOut; ++o)
           TSRI_UNROLL
           for (int e = 0; e < U::kElements; e += 2) {
             const int c = o * U::kCon + U::con_element(e);
-            if (U::slot(e) == slot && r < rows && column + U::con_lane() + c < columns)
+            if (U::slot(e) == slot && r < rows &&
+                column + wave_column + U::con_lane() + c < columns)
               *reinterpret_cast<Pair *>(to + c) = Pair{out[f][o].x[e], out[f][o].x[e + 1]};
           }
       }
     return;
   }
-  if (kAny && (layout.dtype != DtypeOf<E>::value || !vector)) {
+  if (kAny && (layout.dtype != DtypeOf<E>::value || !vector || add)) {
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
       TSRI_UNROLL
@@ -73,10 +77,11 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e) {
           const int r = wave_row + f * U::kFree + U::free_of(U::slot(e));
-          const int c = column + o * U::kCon + U::con_lane() + U::con_element(e);
-          if (r < rows && c < columns)
-            store_element(layout.dtype, data, begin + r * layout.stride[2] + c * layout.stride[3],
-                          out[f][o].x[e]);
+          const int c = column + wave_column + o * U::kCon + U::con_lane() + U::con_element(e);
+          if (r >= rows || c >= columns) continue;
+          const int64_t at = begin + r * layout.stride[2] + c * layout.stride[3];
+          store_element(layout.dtype, data, at,
+                        add ? load_element(layout.dtype, data, at) + out[f][o].x[e] : out[f][o].x[e]);
         }
     return;
   }
@@ -88,7 +93,7 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
       TSRI_UNROLL
       for (int e = 0; e < U::kElements; e += 2) {
         const int r = wave_row + f * U::kFree + U::free_of(U::slot(e));
-        const int bytes = (o * U::kCon + U::con_lane() + U::con_element(e)) * size;
+        const int bytes = (wave_column + o * U::kCon + U::con_lane() + U::con_element(e)) * size;
         shared_pair<E>(offset + T::at(r, bytes / 16) + static_cast<uint32_t>(bytes % 16),
                        out[f][o].x[e], out[f][o].x[e + 1]);
       }

@@ -403,7 +403,7 @@ struct Forward {
                           used ? state.m[r] * natural : -infinity());
     }
     store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
-        state.out, kQ, wave_row(), p.o, call.a.o, call.vector & kVectorO, b, h,
+        state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
         span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));
   }
 };

@@ -101,6 +101,15 @@ TSRI_DEVICE void copy_wait() {
 }
 
 TSRI_DEVICE void atomic_add(float *x, float v) { atomicAdd(x, v); }
+// Two neighbours, the first at a multiple of 8 bytes.
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(x), "f"(lo), "f"(hi) : "memory");
+#else
+  atomicAdd(x, lo);
+  atomicAdd(x + 1, hi);
+#endif
+}
 TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return atomicAdd(x, 1u); }
 TSRI_DEVICE void fence_device() { __threadfence(); }
 

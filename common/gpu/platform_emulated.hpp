@@ -105,6 +105,10 @@ inline void copy_wait() {
 }
 
 TSRI_DEVICE void atomic_add(float *x, float v) { *x += v; }
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+  x[0] += lo;
+  x[1] += hi;
+}
 TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return (*x)++; }
 TSRI_DEVICE void fence_device() {}
 

@@ -96,12 +96,34 @@ struct MmaSync : MmaSyncLayout {
   }
   // Z[con][column] for apply: 16 columns from 16 * tile on.
   template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile) {
-    return ZOffset{free_offset<kRowBytes>(tile)};
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    return ZOffset{along(free_offset<kRowBytes>(tile), first * 32)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
     ldmatrix_transposed(z.r, along(offset.at, tile * 32) + static_cast<uint32_t>(con0 * kRowBytes));
+  }
+
+  // The operand of apply from shared memory: P[free][con], and the same from a tile [con][free].
+  struct ApplyTOffset {
+    uint32_t at;
+  };
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    return free_offset<kRowBytes>(tile);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(Free &p, uint32_t offset, int free0, int step) {
+    load_free<kRowBytes>(p, offset, free0, step);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return ApplyTOffset{along(con_offset<kRowBytes>(tile), free0 * 2)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(Free &p, ApplyTOffset offset, int free0, int step) {
+    ldmatrix_transposed(p.r, along(offset.at, free0 * 2) +
+                                 static_cast<uint32_t>(step * kApplyStep * kRowBytes));
   }
 
   // acc[free][con] += Y X^T over one depth step.
@@ -174,10 +196,15 @@ struct MmaSyncTf32x3 : MmaSyncLayout {
   // Contraction slot t of the instruction is con 2t, slot t + 4 is con 2t + 1, on both sides: then P is
   // where the score product left it.
   template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile) {
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    return pair_offset<kRowBytes>(tile, first * 64);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ZOffset pair_offset(uint32_t tile, int bytes) {
     const int l = lane(), row = 2 * (l % 4), column = l / 4 * 4;
-    return ZOffset{tile + static_cast<uint32_t>(row * kRowBytes + (column ^ (row << 4))),
-                   tile + static_cast<uint32_t>((row + 1) * kRowBytes + (column ^ ((row + 1) << 4)))};
+    const uint32_t even = static_cast<uint32_t>(row * kRowBytes + (column ^ (row << 4)));
+    const uint32_t odd = static_cast<uint32_t>((row + 1) * kRowBytes + (column ^ ((row + 1) << 4)));
+    return ZOffset{along(tile + even, bytes), along(tile + odd, bytes)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
@@ -187,6 +214,38 @@ struct MmaSyncTf32x3 : MmaSyncLayout {
       const int bytes = tile * 64 + n * 32;
       split(z, 2 * n, shared_at<float>(along(offset.even, bytes) + down));
       split(z, 2 * n + 1, shared_at<float>(along(offset.odd, bytes) + down));
+    }
+  }
+
+  // The operand of apply from shared memory, with the same order of con as load_z has.
+  using ApplyTOffset = ZOffset;
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    const int l = lane(), row = l / 4;
+    return tile + static_cast<uint32_t>(row * kRowBytes + ((l % 4 * 8) ^ (row << 4)));
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(Free &p, uint32_t offset, int free0, int step) {
+    TSRI_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const uint32_t at =
+          along(offset, step * 32) + static_cast<uint32_t>((free0 + 8 * n) * kRowBytes);
+      split(p, n, shared_at<float>(at));
+      split(p, n + 2, shared_at<float>(at + 4));
+    }
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return pair_offset<kRowBytes>(tile, free0 * 4);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(Free &p, ApplyTOffset offset, int free0, int step) {
+    const uint32_t down = static_cast<uint32_t>(step * kApplyStep * kRowBytes);
+    TSRI_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const int bytes = free0 * 4 + n * 32;
+      split(p, n, shared_at<float>(along(offset.even, bytes) + down));
+      split(p, n + 2, shared_at<float>(along(offset.odd, bytes) + down));
     }
   }
 

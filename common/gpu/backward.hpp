@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward, keys outermost: one block owns a tile of keys, keeps dK and dV of it in registers and walks
+// over the queries that may see it, of all heads of the KV group (Dao 2023, "FlashAttention-2",
+// algorithm 2). Scores are transposed, free = key and con = query:
+//
+//   S^T = K Q^T    P = 2^(unit S - LSE2)    dP^T = V dO^T    dS = P (dP - delta)
+//   dV += P^T dO   dK += dS^T Q             dQ += dS K, added into float sums shared by all blocks
+//
+// Five products per pair of tiles. P and dS go through shared memory, because the waves that make them
+// (keys x queries) are not those that use them (keys x columns, queries x columns). Without dq_sum the
+// last product is left out: then BackwardQ makes dQ, and nothing depends on the order of additions.
+#ifndef TESSERA_COMMON_GPU_BACKWARD_HPP_
+#define TESSERA_COMMON_GPU_BACKWARD_HPP_
+
+#include "common/gpu/arguments.hpp"
+#include "common/gpu/epilogue.hpp"
+#include "common/gpu/gradient.hpp"
+#include "common/gpu/row_policy.hpp"
+#include "common/gpu/score.hpp"
+#include "common/gpu/tile.hpp"
+#include "common/gpu/work.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// kKeyWaves x kOtherWaves waves: over keys and queries while scores are made, over keys and columns for
+// dK and dV; kQueryWaves of them over queries, the rest over columns, for dQ. kChunkQk, kChunkV:
+// columns of dQ and dK, and of dV, that a block makes.
+template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunkQk, int kChunkV,
+          int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
+struct Backward {
+  using E = typename U::Element;
+  using Args = BackwardArgs;
+  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
+  static constexpr int kWaves = kKeyWaves * kOtherWaves;
+  static constexpr int kThreads = kWaves * U::kWave;
+  static constexpr int kColumnWaves = kWaves / kQueryWaves;
+  static constexpr int kFree = kTileK / (kKeyWaves * U::kFree); // key accumulators of a wave
+  static constexpr int kCon = kTileQ / (kOtherWaves * U::kCon); // query accumulators of its scores
+  static constexpr int kOutK = kChunkQk / (kOtherWaves * 16);   // column accumulators of dK
+  static constexpr int kOutV = kChunkV / (kOtherWaves * 16);    // and of dV
+  static constexpr int kFreeQ = kTileQ / (kQueryWaves * U::kFree);
+  static constexpr int kOutQ = kChunkQk / (kColumnWaves * 16);
+  using TileK = Tile<E, kTileK, kDqk>;
+  using TileV = Tile<E, kTileK, kDv>;
+  using TileQ = Tile<E, kTileQ, kDqk>;
+  using TileO = Tile<E, kTileQ, kDv>;
+  using TileP = Tile<E, kTileK, kTileQ>;
+  using OutK = Tile<E, kTileK, kChunkQk>;
+  using OutV = Tile<E, kTileK, kChunkV>;
+
+  struct Shared {
+    tsri_sequence sequence;
+    tsri_mask_rule rule;
+    Place place;
+    RowSource q, dout; // of the current query head
+    ScoreTerms terms;  // likewise
+    int64_t stats;     // row of stats of the sequence's query 0, current head
+  };
+  static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
+  static constexpr uint32_t kK = ceil_div(kStats + kStages * kTileQ * sizeof(RowStat), 1024) * 1024;
+  static constexpr uint32_t kV = kK + TileK::kBytes;
+  static constexpr uint32_t kQ = kV + TileV::kBytes;
+  static constexpr uint32_t kO = kQ + kStages * TileQ::kBytes;
+  static constexpr uint32_t kP = kO + kStages * TileO::kBytes;
+  static constexpr uint32_t kS = kP + TileP::kBytes;
+  static constexpr uint32_t kEnd = kS + TileP::kBytes;
+  static constexpr uint32_t kSharedBytes = max_of(kEnd, kK + max_of(OutK::kBytes, OutV::kBytes));
+  static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
+  static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
+                "every wave has whole accumulators in every product");
+  static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
+  static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
+
+  using Scores = typename U::Acc[kFree][kCon];
+
+  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int key_row() { return wave() / kOtherWaves * kFree * U::kFree; }
+  TSRI_DEVICE_MEMBER int query_row() { return wave() % kOtherWaves * kCon * U::kCon; }
+
+  // acc[key][query] = X Y^T over kDepth steps, X of keys (free), Y of queries (con).
+  template <int kDepth, class TX, class TY>
+  TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t x, uint32_t y) {
+    const uint32_t x_offset = U::template free_offset<TX::kRowBytes>(x) + key_row() * TX::kRowBytes;
+    const uint32_t y_offset =
+        U::template con_offset<TY::kRowBytes>(y) + query_row() * TY::kRowBytes;
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) acc[f][c].x[e] = 0.0f;
+    TSRI_UNROLL
+    for (int t = 0; t < kDepth; ++t) {
+      typename U::Free a[kFree];
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        U::template load_free<TX::kRowBytes>(a[f], x_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c) {
+        typename U::Con b;
+        U::template load_con<TY::kRowBytes>(b, y_offset, c * U::kCon, t);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], b, a[f]);
+      }
+    }
+  }
+
+  // Scores and dP become P (after dropout) and dS. edge: the interval rule cuts into the tile.
+  TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit, bool edge,
+                                        int32_t prefix, int32_t key0, int32_t i0,
+                                        const ScoreTerms &terms, float keep_scale) {
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) {
+        if (U::slot(e) != 0) continue; // each query once, then both slots of keys
+        const int q = query_row() + c * U::kCon + U::con_lane() + U::con_element(e);
+        const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          TSRI_UNROLL
+          for (int other = 0; other < U::kElements; ++other) {
+            if (U::con_element(other) != U::con_element(e)) continue;
+            const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
+            float &x = s[f][c].x[other], &y = dp[f][c].x[other];
+            differentiate_one<kAny>(x, y, stat, unit, edge, prefix, i0 + q, j, terms, keep_scale);
+          }
+      }
+  }
+
+  // An accumulator tile [key][query] as elements in shared memory.
+  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Scores &s) {
+    constexpr int size = static_cast<int>(sizeof(E));
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; e += 2) {
+          const int r = key_row() + f * U::kFree + U::free_of(U::slot(e));
+          const int bytes = (query_row() + c * U::kCon + U::con_lane() + U::con_element(e)) * size;
+          shared_pair<E>(tile + TileP::at(r, bytes / 16) + static_cast<uint32_t>(bytes % 16),
+                         s[f][c].x[e], s[f][c].x[e + 1]);
+        }
+  }
+
+  // out[key][column] += P^T Z, Z of queries.
+  template <int kOut, class TZ>
+  TSRI_DEVICE_MEMBER void accumulate(typename U::Acc (&out)[kFree][kOut], uint32_t p, uint32_t z) {
+    const uint32_t p_offset =
+        U::template apply_offset<TileP::kRowBytes>(p) + key_row() * TileP::kRowBytes;
+    const typename U::ZOffset z_offset =
+        U::template z_offset<TZ::kRowBytes>(z, wave() % kOtherWaves * kOut);
+    TSRI_UNROLL
+    for (int t = 0; t < kTileQ / U::kApplyStep; ++t) {
+      typename U::Free a[kFree];
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        U::template load_apply<TileP::kRowBytes>(a[f], p_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o) {
+        typename U::Z b;
+        U::template load_z<TZ::kRowBytes>(b, z_offset, t * U::kApplyStep, o);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::apply(out[f][o], b, a[f]);
+      }
+    }
+  }
+
+  // dq_sum += dS K for the tile's queries. rows: of queries that are used.
+  TSRI_DEVICE_MEMBER void add_queries(float *sum, int64_t row_stride, int rows, int columns,
+                                      uint32_t column_bytes) {
+    typename U::Acc out[kFreeQ][kOutQ];
+    const int row = wave() / kColumnWaves * kFreeQ * U::kFree;
+    const int tile = wave() % kColumnWaves * kOutQ;
+    const typename U::ApplyTOffset s_offset =
+        U::template apply_transposed_offset<TileP::kRowBytes>(kS, row);
+    const typename U::ZOffset k_offset =
+        U::template z_offset<TileK::kRowBytes>(kK + column_bytes, tile);
+    TSRI_UNROLL
+    for (int f = 0; f < kFreeQ; ++f)
+      TSRI_UNROLL
+      for (int o = 0; o < kOutQ; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
+    TSRI_UNROLL
+    for (int t = 0; t < kTileK / U::kApplyStep; ++t) {
+      typename U::Free a[kFreeQ];
+      TSRI_UNROLL
+      for (int f = 0; f < kFreeQ; ++f)
+        U::template load_apply_transposed<TileP::kRowBytes>(a[f], s_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int o = 0; o < kOutQ; ++o) {
+        typename U::Z b;
+        U::template load_z<TileK::kRowBytes>(b, k_offset, t * U::kApplyStep, o);
+        TSRI_UNROLL
+        for (int f = 0; f < kFreeQ; ++f) U::apply(out[f][o], b, a[f]);
+      }
+    }
+    TSRI_UNROLL
+    for (int f = 0; f < kFreeQ; ++f)
+      TSRI_UNROLL
+      for (int slot = 0; slot < U::kRows; ++slot) {
+        const int r = row + f * U::kFree + U::free_of(slot);
+        if (r >= rows) continue;
+        float *to = sum + r * row_stride + tile * 16 + U::con_lane();
+        TSRI_UNROLL
+        for (int o = 0; o < kOutQ; ++o)
+          TSRI_UNROLL
+          for (int e = 0; e < U::kElements; e += 2) {
+            const int c = o * U::kCon + U::con_element(e);
+            if (U::slot(e) == slot && tile * 16 + U::con_lane() + c < columns)
+              atomic_add_pair(to + c, out[f][o].x[e], out[f][o].x[e + 1]);
+          }
+      }
+  }
+
+  // Copies of query tile i0 of the current head into a stage.
+  TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int stage, int32_t i0) {
+    load_tile<E, TileQ, kThreads, kAny>(kQ + stage * TileQ::kBytes, shared.q, i0, 0);
+    load_tile<E, TileO, kThreads, kAny>(kO + stage * TileO::kBytes, shared.dout, i0, 0);
+    load_stats<kTileQ, kThreads>(kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat)),
+                                 args.stats + shared.stats, i0,
+                                 static_cast<int32_t>(shared.sequence.q.len));
+  }
+
+  // Thread 0 points the shared state at a query head.
+  TSRI_DEVICE_MEMBER void take_head(const Args &args, Shared &shared, uint32_t h) {
+    const tsr_problem &p = args.call.p;
+    const int64_t b = shared.place.b;
+    shared.q = row_source<E>(args.call.a.q, p.q, shared.sequence.q, b, h, p.dim_qk,
+                             args.call.vector & kVectorQ);
+    shared.dout = row_source<E>(args.call.a.dout, p.dout, shared.sequence.q, b, h, p.dim_v,
+                                args.call.vector & kVectorDout);
+    shared.stats = stat_row(p, args.call.a, shared.sequence.q, b, h);
+    if (kAny) shared.terms = score_terms(args.call, shared.sequence, b, h);
+  }
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    uint32_t n = block_index();
+    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
+    n /= static_cast<uint32_t>(args.tiles);
+    const int chunk = static_cast<int>(n % static_cast<uint32_t>(args.chunks));
+    n /= static_cast<uint32_t>(args.chunks);
+    const uint32_t g = n % static_cast<uint32_t>(p.heads_kv);
+    Shared &shared = shared_at<Shared>(0);
+    if (wave() == 0) {
+      Place place = {n / static_cast<uint32_t>(p.heads_kv), static_cast<int32_t>(tile)};
+      if (a.cu_k)
+        place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, kTileK, tile, U::kWave);
+      if (thread_index() == 0) {
+        shared.place = place;
+        if (place.b >= 0) {
+          shared.sequence = tsri_sequence_of(&p, &a, place.b);
+          shared.rule = tsri_sequence_rule(&p, &shared.sequence);
+          take_head(args, shared, g * static_cast<uint32_t>(args.call.group));
+        }
+      }
+    }
+    sync_block();
+    if (shared.place.b < 0) return;
+    const int32_t row0 = shared.place.tile * kTileK; // of the slot
+    if (row0 >= static_cast<int32_t>(shared.sequence.k.slot_len)) return;
+    // Used row of the tile's first key; negative before the left padding ends.
+    const int32_t key0 = row0 - static_cast<int32_t>(shared.sequence.k.begin -
+                                                     shared.sequence.k.slot_begin);
+    typename U::Acc dk[kFree][kOutK], dv[kFree][kOutV];
+    clear<U>(dk);
+    clear<U>(dv);
+    walk(args, shared, g, chunk, key0, dk, dv);
+    copy_wait<0>();
+    sync_block(); // the tiles' memory becomes the outputs'
+    const int32_t rows = static_cast<int32_t>(shared.sequence.k.slot_len) - row0;
+    const int64_t row = shared.sequence.k.slot_begin + row0;
+    store_gradient<U, OutK, kThreads, kFree, kOutK, kAny>(
+        dk, p.scale, kK, key_row(), wave() % kOtherWaves * kOutK * 16, p.dk, a.dk,
+        args.call.vector & kVectorDk, p.accumulate & TSR_ACCUMULATE_DK, shared.place.b, g, row, rows,
+        chunk * kChunkQk, static_cast<int>(p.dim_qk));
+    sync_block();
+    store_gradient<U, OutV, kThreads, kFree, kOutV, kAny>(
+        dv, p.dropout > 0 ? args.call.keep_scale : 1.0f, kK, key_row(),
+        wave() % kOtherWaves * kOutV * 16, p.dv, a.dv, args.call.vector & kVectorDv,
+        p.accumulate & TSR_ACCUMULATE_DV, shared.place.b, g, row, rows, chunk * kChunkV,
+        static_cast<int>(p.dim_v));
+  }
+
+  // All query tiles of all heads of the group.
+  TSRI_DEVICE_MEMBER void walk(const Args &args, Shared &shared, uint32_t g, int chunk, int32_t key0,
+                               typename U::Acc (&dk)[kFree][kOutK],
+                               typename U::Acc (&dv)[kFree][kOutV]) {
+    const tsr_problem &p = args.call.p;
+    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
+    const int32_t sk = static_cast<int32_t>(shared.sequence.k.len);
+    const int32_t first_key = larger(key0, 0), end_key = smaller(key0 + kTileK, sk);
+    int64_t from = 0, to = 0;
+    if (first_key < end_key)
+      tsri_mask_queries_of(&shared.rule, first_key, end_key, &from, &to);
+    const int32_t begin = static_cast<int32_t>(from) / kTileQ;
+    const int32_t end = to > from ? ceil_div(static_cast<int32_t>(to), kTileQ) : begin;
+    if (begin >= end) return;
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
+                            : p.scale * static_cast<float>(TSRI_LOG2E);
+    const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
+    load_tile<E, TileK, kThreads, kAny>(
+        kK,
+        kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g, p.dim_qk,
+                     args.call.vector & kVectorK),
+        key0, 0);
+    load_tile<E, TileV, kThreads, kAny>(
+        kV,
+        kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g, p.dim_v,
+                     args.call.vector & kVectorV),
+        key0, 0);
+    load_queries(args, shared, 0, begin * kTileQ);
+    copy_commit();
+    const int32_t count = end - begin;
+    const int32_t total = count * args.call.group;
+    TSRI_NO_UNROLL
+    for (int32_t n = 0, t = 0, head = 0; n < total; ++n) {
+      const int32_t i0 = (begin + t) * kTileQ;
+      const int stage = kStages > 1 ? n % kStages : 0;
+      const uint32_t stats = kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat));
+      const uint32_t q_tile = kQ + stage * TileQ::kBytes, o_tile = kO + stage * TileO::kBytes;
+      const int64_t stat = shared.stats + i0;
+      copy_wait<0>();
+      sync_block();
+      const bool last = ++t == count;
+      if (last) {
+        t = 0;
+        ++head;
+      }
+      if (last && n + 1 < total && args.call.group > 1) {
+        // The next tile is of the next head. Its terms replace this head's, which kAny still needs:
+        // there the head changes after the scores.
+        if (!kAny && thread_index() == 0)
+          take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
+        if (!kAny) sync_block();
+      }
+      const bool prefetch = kStages > 1 && n + 1 < total && !(kAny && last);
+      if (prefetch) {
+        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+        copy_commit();
+      }
+      score_tile(args, shared, stats, q_tile, o_tile, unit, prefix, key0, i0, sq, sk);
+      sync_block(); // P and dS are complete
+      if (kAny && last && n + 1 < total) {
+        if (thread_index() == 0)
+          take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
+        sync_block();
+      }
+      const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
+      const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
+      if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+      if (k_bytes < TileK::kRowBytes) {
+        accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
+        if (args.dq_sum)
+          add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
+                      sq - i0, args.dq_columns - chunk * kChunkQk, k_bytes);
+      }
+      if (!prefetch && n + 1 < total) {
+        if (kStages == 1) sync_block(); // the stage has been read by all
+        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+        copy_commit();
+      }
+    }
+  }
+
+  // Scores of one query tile and what becomes of them, left in shared memory as P and dS.
+  TSRI_DEVICE_MEMBER void score_tile(const Args &args, const Shared &shared, uint32_t stats,
+                                     uint32_t q_tile, uint32_t o_tile, float unit, int32_t prefix,
+                                     int32_t key0, int32_t i0, int32_t sq, int32_t sk) {
+    Scores s, dp;
+    const int first = query_row(), last = smaller(sq - i0, query_row() + kCon * U::kCon);
+    const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
+    int tile_class = TSRI_TILE_SKIP;
+    if (first < last && j1 > 0 && j0 < sk)
+      tile_class = stats_class(stats, first, last, prefix, larger(j0, 0), j1);
+    if (tile_class != TSRI_TILE_SKIP) {
+      multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile);
+      multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile);
+      differentiate(s, dp, stats, unit, tile_class == TSRI_TILE_EDGE || j0 < 0, prefix, key0, i0,
+                    shared.terms, args.call.keep_scale);
+    } else {
+      clear<U>(s);
+      clear<U>(dp);
+    }
+    store_scores(kP, s);
+    store_scores(kS, dp);
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_BACKWARD_HPP_

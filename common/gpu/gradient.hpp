@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pieces that the backward tile programs share: the numbers of a query row, one element's way from
+// score and dP to P and dS (common/score.h walked back), and how gradients are stored.
+#ifndef TESSERA_COMMON_GPU_GRADIENT_HPP_
+#define TESSERA_COMMON_GPU_GRADIENT_HPP_
+
+#include "common/gpu/arguments.hpp"
+#include "common/gpu/epilogue.hpp"
+#include "common/gpu/row_policy.hpp"
+#include "common/gpu/score.hpp"
+#include "common/gpu/tile.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// Index in stats (and dq_sum) of used query 0 of a sequence and head.
+TSRI_DEVICE int64_t stat_row(const tsr_problem &p, const tsr_args &a, const tsri_span &q, int64_t b,
+                             int64_t h) {
+  return (a.cu_q ? h * p.total_q : (b * p.heads_q + h) * p.seq_q) + q.begin;
+}
+
+// Copies the stats of kRows queries from i0 on; rows beyond `length` become zeros: an empty band.
+template <int kRows, int kThreads>
+TSRI_DEVICE void load_stats(uint32_t offset, const RowStat *stats, int32_t i0, int32_t length) {
+  for (int r = thread_index(); r < kRows; r += kThreads)
+    copy_async(offset + static_cast<uint32_t>(r) * 16, stats + smaller(i0 + r, length - 1),
+               i0 + r < length);
+}
+
+// How used queries [r0, r1) of the tile of stats meet keys [j0, j1).
+TSRI_DEVICE int stats_class(uint32_t stats, int r0, int r1, int32_t prefix, int32_t j0, int32_t j1) {
+  const RowStat first = shared_at<RowStat>(stats + static_cast<uint32_t>(r0) * 16);
+  const RowStat last = shared_at<RowStat>(stats + static_cast<uint32_t>(r1 - 1) * 16);
+  const tsri_mask_row a = {prefix, first.lo, first.hi}, b = {prefix, last.lo, last.hi};
+  return tsri_mask_keys_class(&a, &b, j0, j1);
+}
+
+TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
+  return (j >= stat.lo && j < stat.hi) || (j >= 0 && j < prefix && stat.lo <= stat.hi);
+}
+
+// x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
+// score after softcap, which is that of the bias. unit: of the score in base two.
+template <bool kAny, bool kOfBias = false>
+TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float unit, bool edge,
+                                   int32_t prefix, int32_t i, int32_t j, const ScoreTerms &terms,
+                                   float keep_scale) {
+  if (kAny) {
+    const float dot = x;
+    if (!stat_allows(stat, prefix, j)) {
+      x = y = 0.0f;
+      return;
+    }
+    const float p = exp2_of(score_of(terms, dot, i, j) * unit - stat.lse2);
+    bool keep = true;
+    if (terms.drops) keep = tsri_dropout_keep(terms.key, terms.threshold, terms.head, i, j);
+    x = keep ? p : 0.0f;
+    const float dp = terms.drops ? (keep ? y * keep_scale : 0.0f) : y;
+    y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));
+    return;
+  }
+  const float p = Softmax::prob_ready(unit, x, stat.lse2);
+  const bool allowed = !edge || stat_allows(stat, prefix, j);
+  x = allowed ? p : 0.0f;
+  y = allowed ? p * (y - stat.delta) : 0.0f;
+}
+
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
+}
+
+// factor * out into a gradient tensor, or added to it; nothing when it was not asked for. See
+// store_outputs for the geometry.
+template <class U, class T, int kThreads, int kFree, int kOut, bool kAny>
+TSRI_DEVICE void store_gradient(typename U::Acc (&out)[kFree][kOut], float factor, uint32_t offset,
+                                int wave_row, int wave_column, const tsr_layout &layout, void *data,
+                                bool vector, bool add, int64_t b, int64_t h, int64_t row, int rows,
+                                int column, int columns) {
+  if (layout.dtype == TSR_DTYPE_NONE) return;
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] *= factor;
+  store_outputs<U, T, kThreads, kFree, kOut, kAny>(out, offset, wave_row, wave_column, layout, data,
+                                                   vector, kAny && add, b, h, row, rows, column,
+                                                   columns);
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_GRADIENT_HPP_
