@@ -128,6 +128,10 @@ TSRI_DEVICE void copy_wait() {}
 TSRI_DEVICE void atomic_add(float *x, float v) {
   __builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float *)x, v);
 }
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+  atomic_add(x, lo);
+  atomic_add(x + 1, hi);
+}
 TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) {
   return __hip_atomic_fetch_add(x, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
