@@ -207,7 +207,7 @@ const unsigned char *emulated_meet(const char *what, const void *mine, size_t by
   const size_t half = static_cast<size_t>(launch->threads) * kEmulatedSlot;
   unsigned char *slots = launch->slots + (me->meetings++ & 1) * half;
   if (bytes > kEmulatedSlot) complain("'%s' exchanges %zu bytes", what, bytes);
-  memcpy(slots + static_cast<size_t>(thread) * kEmulatedSlot, mine, bytes);
+  if (bytes > 0) memcpy(slots + static_cast<size_t>(thread) * kEmulatedSlot, mine, bytes);
   me->what = what;
   give_way(State::kMeeting);
   return slots + static_cast<size_t>(thread / launch->wave * launch->wave) * kEmulatedSlot;
