@@ -27,9 +27,10 @@ namespace gpu {
 // kKeyWaves x kOtherWaves waves: over keys and queries while scores are made, over keys and columns for
 // dK and dV; kQueryWaves of them over queries, the rest over columns, for dQ. kChunkQk, kChunkV:
 // columns of dQ and dK, and of dV, that a block makes.
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunkQk, int kChunkV,
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunkQk, int kChunkV,
           int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
 struct Backward {
+  using U = typename Unit::Fresh; // the accumulators leave no registers for offsets
   using E = typename U::Element;
   using Args = BackwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
@@ -75,7 +76,7 @@ struct Backward {
 
   using Scores = typename U::Acc[kFree][kCon];
 
-  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int wave() { return fresh_thread_index() / U::kWave; }
   TSRI_DEVICE_MEMBER int key_row() { return wave() / kOtherWaves * kFree * U::kFree; }
   TSRI_DEVICE_MEMBER int query_row() { return wave() % kOtherWaves * kCon * U::kCon; }
 
@@ -107,8 +108,9 @@ struct Backward {
     }
   }
 
-  // Scores and dP become P (after dropout) and dS. edge: the interval rule cuts into the tile.
-  TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit, bool edge,
+  // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
+  template <bool kEdge>
+  TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit,
                                         int32_t prefix, int32_t key0, int32_t i0,
                                         const ScoreTerms &terms, float keep_scale) {
     TSRI_UNROLL
@@ -125,7 +127,7 @@ struct Backward {
             if (U::con_element(other) != U::con_element(e)) continue;
             const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
-            differentiate_one<kAny>(x, y, stat, unit, edge, prefix, i0 + q, j, terms, keep_scale);
+            differentiate_one<kAny, kEdge>(x, y, stat, unit, prefix, i0 + q, j, terms, keep_scale);
           }
       }
   }
@@ -219,8 +221,10 @@ struct Backward {
 
   // Copies of query tile i0 of the current head into a stage.
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int stage, int32_t i0) {
-    load_tile<E, TileQ, kThreads, kAny>(kQ + stage * TileQ::kBytes, shared.q, i0, 0);
-    load_tile<E, TileO, kThreads, kAny>(kO + stage * TileO::kBytes, shared.dout, i0, 0);
+    load_tile<E, TileQ, kThreads, kAny>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
+                                        fresh_thread_index());
+    load_tile<E, TileO, kThreads, kAny>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
+                                        fresh_thread_index());
     load_stats<kTileQ, kThreads>(kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat)),
                                  args.stats + shared.stats, i0,
                                  static_cast<int32_t>(shared.sequence.q.len));
@@ -293,8 +297,7 @@ struct Backward {
                                typename U::Acc (&dk)[kFree][kOutK],
                                typename U::Acc (&dv)[kFree][kOutV]) {
     const tsr_problem &p = args.call.p;
-    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
-    const int32_t sk = static_cast<int32_t>(shared.sequence.k.len);
+    const int32_t sk = static_cast<int32_t>(shared.rule.sk);
     const int32_t first_key = larger(key0, 0), end_key = smaller(key0 + kTileK, sk);
     int64_t from = 0, to = 0;
     if (first_key < end_key)
@@ -302,9 +305,6 @@ struct Backward {
     const int32_t begin = static_cast<int32_t>(from) / kTileQ;
     const int32_t end = to > from ? ceil_div(static_cast<int32_t>(to), kTileQ) : begin;
     if (begin >= end) return;
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
-    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
-                            : p.scale * static_cast<float>(TSRI_LOG2E);
     const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
     load_tile<E, TileK, kThreads, kAny>(
         kK,
@@ -346,7 +346,7 @@ struct Backward {
         load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
         copy_commit();
       }
-      score_tile(args, shared, stats, q_tile, o_tile, unit, prefix, key0, i0, sq, sk);
+      score_tile(args, shared, stats, q_tile, o_tile, key0, i0);
       sync_block(); // P and dS are complete
       if (kAny && last && n + 1 < total) {
         if (thread_index() == 0)
@@ -360,7 +360,7 @@ struct Backward {
         accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
         if (args.dq_sum)
           add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
-                      sq - i0, args.dq_columns - chunk * kChunkQk, k_bytes);
+                      static_cast<int32_t>(shared.rule.sq) - i0, args.dq_columns - chunk * kChunkQk, k_bytes);
       }
       if (!prefetch && n + 1 < total) {
         if (kStages == 1) sync_block(); // the stage has been read by all
@@ -372,8 +372,13 @@ struct Backward {
 
   // Scores of one query tile and what becomes of them, left in shared memory as P and dS.
   TSRI_DEVICE_MEMBER void score_tile(const Args &args, const Shared &shared, uint32_t stats,
-                                     uint32_t q_tile, uint32_t o_tile, float unit, int32_t prefix,
-                                     int32_t key0, int32_t i0, int32_t sq, int32_t sk) {
+                                     uint32_t q_tile, uint32_t o_tile, int32_t key0, int32_t i0) {
+    // Read here: a register kept across the products of the loop is one too many.
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const int32_t sq = static_cast<int32_t>(shared.rule.sq);
+    const int32_t sk = static_cast<int32_t>(shared.rule.sk);
+    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
+                            : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
     Scores s, dp;
     const int first = query_row(), last = smaller(sq - i0, query_row() + kCon * U::kCon);
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
@@ -383,8 +388,12 @@ struct Backward {
     if (tile_class != TSRI_TILE_SKIP) {
       multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile);
       multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile);
-      differentiate(s, dp, stats, unit, tile_class == TSRI_TILE_EDGE || j0 < 0, prefix, key0, i0,
-                    shared.terms, args.call.keep_scale);
+      if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
+        differentiate<true>(s, dp, stats, unit, prefix, key0, i0, shared.terms,
+                            args.call.keep_scale);
+      else
+        differentiate<false>(s, dp, stats, unit, prefix, key0, i0, shared.terms,
+                             args.call.keep_scale);
     } else {
       clear<U>(s);
       clear<U>(dp);

@@ -44,7 +44,7 @@ struct QueryTiles {
   static constexpr uint32_t kSharedBytes = kV + TileV::kBytes;
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
 
-  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int wave() { return fresh_thread_index() / U::kWave; }
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
 
   // One thread: points the shared state at sequence b and query head h.
@@ -113,26 +113,35 @@ struct QueryTiles {
     if (tile_class == TSRI_TILE_SKIP) return false;
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const bool edge = tile_class == TSRI_TILE_EDGE || i0 < 0;
     Scores s;
     multiply<kDqk / U::kStep, TileQ, TileK>(s, kQ, kK);
     multiply<kDv / U::kStep, TileO, TileV>(ds, kO, kV);
+    if (kAny || tile_class == TSRI_TILE_EDGE || i0 < 0)
+      differentiate_all<kOfBias, true>(args, shared, s, ds, unit, i0, key0);
+    else
+      differentiate_all<kOfBias, false>(args, shared, s, ds, unit, i0, key0);
+    return true;
+  }
+
+  template <bool kOfBias, bool kEdge>
+  TSRI_DEVICE_MEMBER void differentiate_all(const Args &args, const Shared &shared, Scores &s,
+                                            Scores &ds, float unit, int32_t i0, int32_t key0) {
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     TSRI_UNROLL
     for (int r = 0; r < kFree * U::kRows; ++r) {
       const int f = r / U::kRows;
       const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
-      RowStat stat = shared_at<RowStat>(kStats + static_cast<uint32_t>(row) * 16);
+      const RowStat stat = shared_at<RowStat>(kStats + static_cast<uint32_t>(row) * 16);
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows)
-            differentiate_one<kAny, kOfBias>(
-                s[f][c].x[e], ds[f][c].x[e], stat, unit, edge, prefix, i0 + row,
+            differentiate_one<kAny, kEdge, kOfBias>(
+                s[f][c].x[e], ds[f][c].x[e], stat, unit, prefix, i0 + row,
                 key0 + c * U::kCon + U::con_lane() + U::con_element(e), shared.terms,
                 args.call.keep_scale);
     }
-    return true;
   }
 };
 

@@ -19,16 +19,24 @@ struct QueryRow {
   int64_t b, h, row; // b -1: in no slot; row of the tensor
 };
 
+// n / d and n % d; 64-bit division is a subroutine of a hundred instructions on a device.
+TSRI_DEVICE int64_t divide(int64_t n, int64_t d, int64_t &rest) {
+  if (n <= UINT32_MAX && d <= UINT32_MAX) {
+    const uint32_t quotient = static_cast<uint32_t>(n) / static_cast<uint32_t>(d);
+    rest = static_cast<uint32_t>(n) - quotient * static_cast<uint32_t>(d);
+    return quotient;
+  }
+  rest = n % d;
+  return n / d;
+}
+
 TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t n) {
   QueryRow r;
   if (!a.cu_q) {
-    r.row = n % p.seq_q;
-    r.h = n / p.seq_q % p.heads_q;
-    r.b = n / p.seq_q / p.heads_q;
+    r.b = divide(divide(n, p.seq_q, r.row), p.heads_q, r.h);
     return r;
   }
-  r.row = n % p.total_q;
-  r.h = n / p.total_q;
+  r.h = divide(n, p.total_q, r.row);
   int64_t lo = 0, hi = p.batch; // the last sequence that begins at or before the row
   while (hi - lo > 1) {
     const int64_t middle = lo + (hi - lo) / 2;
@@ -46,11 +54,9 @@ TSRI_DEVICE int64_t query_rows(const tsr_problem &p, const tsr_args &a) {
   return a.cu_q ? p.heads_q * p.total_q : p.batch * p.heads_q * p.seq_q;
 }
 
-template <int kWave>
-TSRI_DEVICE float sum_wave(float v) {
-  for (int mask = kWave / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-  return v;
-}
+// Lanes that share a row: eight, so that a wave works on several rows at once and each lane moves 16
+// bytes of 64 to 128 of a row.
+constexpr int kRowLanes = 8;
 
 template <int kWave>
 struct BackwardPrepare {
@@ -60,16 +66,22 @@ struct BackwardPrepare {
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
-    const int lane = thread_index() % kWave;
+    const int lane = thread_index() % kRowLanes;
+    constexpr int rows_each = kThreads / kRowLanes;
     const int64_t rows = query_rows(p, args.call.a);
-    const int64_t step = static_cast<int64_t>(block_count()) * (kThreads / kWave);
-    for (int64_t n = static_cast<int64_t>(block_index()) * (kThreads / kWave) +
-                     thread_index() / kWave;
-         n < rows; n += step) {
-      const RowStat stat = stat_of(args, query_row(p, args.call.a, n), lane);
+    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
+    // All lanes of a wave take the same number of turns, because they meet in the sums.
+    for (int64_t first = static_cast<int64_t>(block_index()) * rows_each; first < rows;
+         first += step) {
+      const int64_t n = first + thread_index() / kRowLanes;
+      QueryRow row = {-1, 0, 0};
+      if (n < rows) row = query_row(p, args.call.a, n);
+      const RowStat stat = stat_of(args, row, lane);
+      if (n >= rows) continue;
       if (lane == 0) args.stats[n] = stat;
-      if (args.dq_sum)
-        for (int c = lane; c < args.dq_columns; c += kWave) args.dq_sum[n * args.dq_columns + c] = 0;
+      if (!args.dq_sum) continue;
+      Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + n * args.dq_columns);
+      for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
     }
   }
 
@@ -77,26 +89,62 @@ struct BackwardPrepare {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
-    if (r.b < 0) return stat;
-    const tsri_sequence sequence = tsri_sequence_of(&p, &a, r.b);
-    const int64_t i = r.row - sequence.q.begin;
-    if (i < 0 || i >= sequence.q.len) return stat;
-    const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
-    const tsri_mask_row band = tsri_mask_row_of(&rule, i);
-    stat.lo = static_cast<int32_t>(band.lo);
-    stat.hi = static_cast<int32_t>(band.hi);
-    const int64_t o = tsri_row_offset(p.o.stride, r.b, r.h, r.row);
-    const int64_t g = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
     float sum = 0.0f;
-    for (int c = lane; c < p.dim_v; c += kWave)
-      sum = multiply_add(load_element(p.o.dtype, a.o, o + c * p.o.stride[3]),
-                         load_element(p.dout.dtype, a.dout, g + c * p.dout.stride[3]), sum);
-    stat.delta = sum_wave<kWave>(sum);
+    bool used = false;
+    if (r.b >= 0) {
+      const tsri_sequence sequence = tsri_sequence_of(&p, &a, r.b);
+      const int64_t i = r.row - sequence.q.begin;
+      used = i >= 0 && i < sequence.q.len;
+      if (used) {
+        const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
+        const tsri_mask_row band = tsri_mask_row_of(&rule, i);
+        stat.lo = static_cast<int32_t>(band.lo);
+        stat.hi = static_cast<int32_t>(band.hi);
+        sum = dot(args, r, lane);
+      }
+    }
+    for (int mask = kRowLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (!used) return stat;
+    stat.delta = sum;
     if (p.dlse.dtype != TSR_DTYPE_NONE)
       stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
     if (lse != -infinity()) stat.lse2 = lse * static_cast<float>(TSRI_LOG2E);
     return stat;
+  }
+
+  // This lane's part of sum dO * O of a row.
+  TSRI_DEVICE_MEMBER float dot(const Args &args, const QueryRow &r, int lane) {
+    const tsr_problem &p = args.call.p;
+    const int64_t o = tsri_row_offset(p.o.stride, r.b, r.h, r.row);
+    const int64_t g = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
+    float sum = 0.0f;
+    const bool pairs = (args.call.vector & kVectorO) && (args.call.vector & kVectorDout) &&
+                       p.o.dtype == p.dout.dtype && p.o.dtype != TSR_DTYPE_F32;
+    if (!pairs) {
+      for (int c = lane; c < p.dim_v; c += kRowLanes)
+        sum = multiply_add(load_element(p.o.dtype, args.call.a.o, o + c * p.o.stride[3]),
+                           load_element(p.dout.dtype, args.call.a.dout, g + c * p.dout.stride[3]),
+                           sum);
+      return sum;
+    }
+    const uint16_t *x = static_cast<const uint16_t *>(args.call.a.o) + o;
+    const uint16_t *y = static_cast<const uint16_t *>(args.call.a.dout) + g;
+    for (int c = lane * 8; c < p.dim_v; c += kRowLanes * 8) {
+      const Chunk u = *reinterpret_cast<const Chunk *>(x + c);
+      const Chunk v = *reinterpret_cast<const Chunk *>(y + c);
+      TSRI_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        if (p.o.dtype == TSR_DTYPE_F16) {
+          sum = multiply_add(Half::low(u.w[w]), Half::low(v.w[w]), sum);
+          sum = multiply_add(Half::high(u.w[w]), Half::high(v.w[w]), sum);
+        } else {
+          sum = multiply_add(BFloat16::low(u.w[w]), BFloat16::low(v.w[w]), sum);
+          sum = multiply_add(BFloat16::high(u.w[w]), BFloat16::high(v.w[w]), sum);
+        }
+      }
+    }
+    return sum;
   }
 };
 
@@ -109,23 +157,45 @@ struct BackwardFinish {
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
-    const tsr_args &a = args.call.a;
-    const int lane = thread_index() % kWave;
-    const int64_t rows = query_rows(p, a);
-    const int64_t step = static_cast<int64_t>(block_count()) * (kThreads / kWave);
-    for (int64_t n = static_cast<int64_t>(block_index()) * (kThreads / kWave) +
-                     thread_index() / kWave;
+    const int lane = thread_index() % kRowLanes;
+    constexpr int rows_each = kThreads / kRowLanes;
+    const int64_t rows = query_rows(p, args.call.a);
+    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
+    for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
          n < rows; n += step) {
-      const QueryRow r = query_row(p, a, n);
-      if (r.b < 0) continue;
-      const bool used = args.stats[n].lo <= args.stats[n].hi;
-      const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row);
-      for (int c = lane; c < p.dim_qk; c += kWave) {
-        float x = used ? p.scale * args.dq_sum[n * args.dq_columns + c] : 0.0f;
+      const QueryRow r = query_row(p, args.call.a, n);
+      if (r.b >= 0) finish_row(args, r, args.dq_sum + n * args.dq_columns, lane,
+                               args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f);
+    }
+  }
+
+  // sum is 0 where factor is: nobody adds to an unused row.
+  TSRI_DEVICE_MEMBER void finish_row(const Args &args, const QueryRow &r, const float *sum, int lane,
+                                     float factor) {
+    const tsr_problem &p = args.call.p;
+    void *dq = args.call.a.dq;
+    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row);
+    const bool add = p.accumulate & TSR_ACCUMULATE_DQ;
+    if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
+      for (int c = lane; c < p.dim_qk; c += kRowLanes) {
         const int64_t at = to + c * p.dq.stride[3];
-        if (p.accumulate & TSR_ACCUMULATE_DQ) x += load_element(p.dq.dtype, a.dq, at);
-        store_element(p.dq.dtype, a.dq, at, x);
+        const float x = factor * sum[c];
+        store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + x : x);
       }
+      return;
+    }
+    uint16_t *row = static_cast<uint16_t *>(dq) + to;
+    for (int c = lane * 8; c < p.dim_qk; c += kRowLanes * 8) {
+      const Chunk a = *reinterpret_cast<const Chunk *>(sum + c);
+      const Chunk b = *reinterpret_cast<const Chunk *>(sum + c + 4);
+      Chunk y;
+      TSRI_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        const float lo = factor * bits_float(w < 2 ? a.w[2 * w] : b.w[2 * w - 4]);
+        const float hi = factor * bits_float(w < 2 ? a.w[2 * w + 1] : b.w[2 * w - 3]);
+        y.w[w] = p.dq.dtype == TSR_DTYPE_F16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
+      }
+      *reinterpret_cast<Chunk *>(row + c) = y;
     }
   }
 };

@@ -296,6 +296,7 @@ struct Forward {
     const int32_t wave_i0 = i0 + wave_row();
     const int first = larger(-i0, wave_row());
     const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
+    RowsClass rows = {0, 0, 0, 0, 0};
     TSRI_NO_UNROLL
     for (int32_t n_tile = 0; n_tile < tiles.count; ++n_tile) {
       const int32_t key0 = KeyTiles::at(tiles, n_tile) * kTileK;
@@ -326,9 +327,8 @@ struct Forward {
       }
       // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
       // Rows outside the sequence are computed and not used.
-      const int tile_class =
-          uniform(first >= last ? TSRI_TILE_SKIP
-                                : rows_class(kBands, first, last, prefix, key0, key0 + kTileK));
+      if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
+      const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
       if (tile_class != TSRI_TILE_SKIP) {
         multiply_scores(s, kept, q_offset, U::template con_offset<TileK::kRowBytes>(k_tile));

@@ -23,7 +23,7 @@ TSRI_DEVICE int64_t stat_row(const tsr_problem &p, const tsr_args &a, const tsri
 // Copies the stats of kRows queries from i0 on; rows beyond `length` become zeros: an empty band.
 template <int kRows, int kThreads>
 TSRI_DEVICE void load_stats(uint32_t offset, const RowStat *stats, int32_t i0, int32_t length) {
-  for (int r = thread_index(); r < kRows; r += kThreads)
+  for (int r = fresh_thread_index(); r < kRows; r += kThreads)
     copy_async(offset + static_cast<uint32_t>(r) * 16, stats + smaller(i0 + r, length - 1),
                i0 + r < length);
 }
@@ -32,8 +32,8 @@ TSRI_DEVICE void load_stats(uint32_t offset, const RowStat *stats, int32_t i0, i
 TSRI_DEVICE int stats_class(uint32_t stats, int r0, int r1, int32_t prefix, int32_t j0, int32_t j1) {
   const RowStat first = shared_at<RowStat>(stats + static_cast<uint32_t>(r0) * 16);
   const RowStat last = shared_at<RowStat>(stats + static_cast<uint32_t>(r1 - 1) * 16);
-  const tsri_mask_row a = {prefix, first.lo, first.hi}, b = {prefix, last.lo, last.hi};
-  return tsri_mask_keys_class(&a, &b, j0, j1);
+  return RowsClass::of(
+      rows_class(RowBand{first.lo, first.hi}, RowBand{last.lo, last.hi}, prefix), j0, j1);
 }
 
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
@@ -42,8 +42,9 @@ TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
 // score after softcap, which is that of the bias. unit: of the score in base two.
-template <bool kAny, bool kOfBias = false>
-TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float unit, bool edge,
+// kEdge: the interval rule cuts into the tile (kAny always looks).
+template <bool kAny, bool kEdge, bool kOfBias = false>
+TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float unit,
                                    int32_t prefix, int32_t i, int32_t j, const ScoreTerms &terms,
                                    float keep_scale) {
   if (kAny) {
@@ -61,7 +62,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     return;
   }
   const float p = Softmax::prob_ready(unit, x, stat.lse2);
-  const bool allowed = !edge || stat_allows(stat, prefix, j);
+  const bool allowed = !kEdge || stat_allows(stat, prefix, j);
   x = allowed ? p : 0.0f;
   y = allowed ? p * (y - stat.delta) : 0.0f;
 }

@@ -35,6 +35,13 @@ namespace gpu {
 extern __attribute__((shared, aligned(1024))) unsigned char tsri_shared[];
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+// The same, as a value whose origin the compiler does not know: what is computed from it cannot be moved
+// out of a loop.
+TSRI_DEVICE int fresh_thread_index() {
+  int x = thread_index();
+  asm volatile("" : "+v"(x));
+  return x;
+}
 TSRI_DEVICE int wave_index(int wave) {
   return __builtin_amdgcn_readfirstlane(thread_index() / wave);
 }
@@ -119,6 +126,9 @@ TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   CopyWords x = 0u;
   if (valid) x = load_global<CopyWords>(source);
   shared_at<CopyWords>(offset) = x;
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  shared_at<CopyWords>(offset) = load_global<CopyWords>(source);
 }
 TSRI_DEVICE void copy_commit() {}
 template <int kLeft>

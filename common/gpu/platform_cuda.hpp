@@ -29,6 +29,12 @@ namespace gpu {
 extern __shared__ __align__(128) unsigned char tsri_shared[];
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+// The same, read again: what is computed from it cannot be moved out of a loop.
+TSRI_DEVICE int fresh_thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
 TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
 TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
@@ -92,6 +98,10 @@ TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(offset)),
                "l"(source), "r"(bytes)
+               : "memory");
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(offset)), "l"(source)
                : "memory");
 }
 TSRI_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -27,6 +27,7 @@ namespace tessera {
 namespace gpu {
 
 TSRI_DEVICE int thread_index() { return emulated_thread().thread; }
+TSRI_DEVICE int fresh_thread_index() { return thread_index(); }
 TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_thread().block); }
 TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }
@@ -97,6 +98,9 @@ inline T load_global(const void *p) {
 
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  copy_async(offset, source, true);
 }
 TSRI_DEVICE void copy_commit() { emulated_commit(); }
 template <int kLeft>

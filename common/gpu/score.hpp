@@ -54,13 +54,27 @@ TSRI_DEVICE Limits row_limits(uint32_t offset, int r, int32_t prefix, int32_t ke
                 unused ? 0 : band.hi - key0};
 }
 
-// How rows [r0, r1) of the tile meet keys [key0, key1).
-TSRI_DEVICE tsri_tile_class rows_class(uint32_t offset, int r0, int r1, int32_t prefix, int32_t key0,
-                                       int32_t key1) {
-  const RowBand first = shared_at<RowBand>(offset + static_cast<uint32_t>(r0) * 8);
-  const RowBand last = shared_at<RowBand>(offset + static_cast<uint32_t>(r1 - 1) * 8);
-  const tsri_mask_row a = {prefix, first.lo, first.hi}, b = {prefix, last.lo, last.hi};
-  return tsri_mask_keys_class(&a, &b, key0, key1);
+// How a range of rows meets tiles of keys, ready for many tiles: common/mask.h's rule for a range
+// (tsri_mask_keys_class) with what depends on the rows alone taken out.
+struct RowsClass {
+  int32_t prefix;
+  int32_t any_lo, any_hi;   // some row sees keys of [any_lo, any_hi)
+  int32_t full_lo, full_hi; // all rows see keys of [full_lo, full_hi)
+  TSRI_DEVICE_MEMBER int of(const RowsClass &c, int32_t key0, int32_t key1) {
+    if (key0 >= c.prefix && !(key0 < c.any_hi && key1 > c.any_lo)) return TSRI_TILE_SKIP;
+    if (key1 <= c.prefix || (c.full_lo <= key0 && key1 <= c.full_hi)) return TSRI_TILE_FULL;
+    return TSRI_TILE_EDGE;
+  }
+};
+TSRI_DEVICE RowsClass rows_class(const RowBand &first, const RowBand &last, int32_t prefix) {
+  return RowsClass{prefix, first.lo, larger(last.hi, first.lo), last.lo == prefix ? 0 : last.lo,
+                   first.hi};
+}
+// Rows [r0, r1) of the tile of bands; r0 >= r1: rows that see nothing.
+TSRI_DEVICE RowsClass rows_class(uint32_t offset, int r0, int r1, int32_t prefix) {
+  if (r0 >= r1) return RowsClass{0, 0, 0, 0, 0};
+  return rows_class(shared_at<RowBand>(offset + static_cast<uint32_t>(r0) * 8),
+                    shared_at<RowBand>(offset + static_cast<uint32_t>(r1 - 1) * 8), prefix);
 }
 
 // What a score of one (batch, head) meets besides Q K^T.
@@ -129,7 +143,8 @@ TSRI_DEVICE float score_of(const ScoreTerms &t, float dot, int32_t i, int32_t j)
   if (t.slope != 0) s -= t.slope * static_cast<float>(tsri_alibi_distance(i, j, t.sq, t.sk));
   if (t.mask && !tsri_mask_element(t.mask, t.mask_bits, t.mask_bh + i * t.mask_i + j * t.mask_j))
     s = -infinity();
-  if (t.blocks && !t.blocks[t.block_bh + i / t.block_q * t.block_i + j / t.block_k * t.block_j])
+  if (t.blocks && !load_global<uint8_t>(t.blocks + t.block_bh + i / t.block_q * t.block_i +
+                                        j / t.block_k * t.block_j))
     s = -infinity();
   return s;
 }

@@ -126,7 +126,7 @@ TSRI_DEVICE Chunk gather_chunk(const RowSource &s, int r, int c) {
   TSRI_UNROLL
   for (int e = 0; e < n; ++e)
     if (c * n + e < s.columns)
-      u.x[e] = *reinterpret_cast<const E *>(row + (c * n + e) * s.column_bytes);
+      u.x[e] = load_global<E>(row + (c * n + e) * s.column_bytes);
   return u.chunk;
 }
 
@@ -160,11 +160,12 @@ TSRI_DEVICE uint32_t load_pair(const RowSource &s, int row, int column) {
 // load_tile for a TransposedTile: a thread turns two columns of four rows; neighbouring threads take
 // neighbouring columns. Through registers, done when it returns.
 template <class E, class T, int kThreads, bool kAny>
-TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first, int column) {
+TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first, int column,
+                                 int thread) {
   constexpr int pairs = T::kColumns / 2, total = pairs * (T::kRows / 4);
   TSRI_UNROLL
   for (int n = 0; n < ceil_div(total, kThreads); ++n) {
-    const int i = n * kThreads + thread_index();
+    const int i = n * kThreads + thread;
     if (total % kThreads != 0 && i >= total) break;
     const int c = i % pairs * 2, q = i / pairs;
     uint32_t x[4];
@@ -179,31 +180,37 @@ TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first,
 
 // load_tile for a Tile.
 template <class E, class T, int kThreads, bool kAny>
-TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int column) {
+TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int column,
+                           int thread) {
   constexpr int total = T::kRows * T::kChunks;
   const int chunk0 = column / T::kPerChunk;
-  if (s.pages.table || (kAny && !s.vector) || kThreads % T::kChunks != 0 ||
-      (kThreads / T::kChunks) % 8 != 0 || total % kThreads != 0) {
+  constexpr int step = max_of(kThreads / T::kChunks, 1); // rows between two copies of a thread
+  constexpr bool regular = kThreads % T::kChunks == 0 && step % 8 == 0 && total % kThreads == 0;
+  if (!regular || s.pages.table || (kAny && !s.vector)) {
     TSRI_NO_UNROLL
-    for (int i = thread_index(); i < total; i += kThreads)
+    for (int i = thread; i < total; i += kThreads)
       load_chunk<E, kAny>(offset + T::at(i / T::kChunks, i % T::kChunks), s, first + i / T::kChunks,
                           chunk0 + i % T::kChunks);
     return;
   }
   // Rows in memory follow each other: a thread keeps its column and steps down by whole swizzle
-  // periods, so that both addresses move by constants.
-  constexpr int step = max_of(kThreads / T::kChunks, 1);
-  const int r = thread_index() / T::kChunks, c = thread_index() % T::kChunks;
-  const int rows = (chunk0 + c) * T::kPerChunk < s.columns ? s.length - first : 0;
+  // periods, so that both addresses move by constants. Most tiles lie inside the tensor altogether.
+  const int r = thread / T::kChunks, c = thread % T::kChunks;
   const unsigned char *from = s.base + (s.first + first + r) * s.row_bytes + (chunk0 + c) * 16;
   const int64_t down = step * s.row_bytes;
   const uint32_t to = offset + T::at(r, c);
-  TSRI_UNROLL
-  for (int n = 0; n < T::kRows / step; ++n) {
-    const int row = r + n * step;
+  if (first >= 0 && first + T::kRows <= s.length && column + T::kColumns <= s.columns) {
+    TSRI_UNROLL
+    for (int n = 0; n < T::kRows / step; ++n, from += down)
+      copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from);
+    return;
+  }
+  const bool inside = (chunk0 + c) * T::kPerChunk < s.columns;
+  TSRI_NO_UNROLL
+  for (int n = 0; n < T::kRows / step; ++n, from += down) {
+    const int row = first + r + n * step;
     copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from,
-               row < rows && first + row >= 0);
-    from += down;
+               inside && static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length));
   }
 }
 
@@ -211,11 +218,12 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
 // multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
 // barrier. kAny false: the source allows 16-byte copies.
 template <class E, class T, int kThreads, bool kAny>
-TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column) {
+TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column,
+                           int thread = thread_index()) {
   if constexpr (T::kTransposed)
-    load_transposed<E, T, kThreads, kAny>(offset, s, first, column);
+    load_transposed<E, T, kThreads, kAny>(offset, s, first, column, thread);
   else
-    load_rows<E, T, kThreads, kAny>(offset, s, first, column);
+    load_rows<E, T, kThreads, kAny>(offset, s, first, column, thread);
 }
 
 } // namespace gpu

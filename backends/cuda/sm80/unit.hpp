@@ -6,7 +6,7 @@
 // leaves in a lane is already the A operand of the next product: nothing moves between lanes.
 //
 // MmaSync<E>        16-bit elements, m16n8k16, two n8 halves side by side
-// MmaSyncTf32x3     float32 as hi + lo in tf32: hi hi' + hi lo' + lo hi', error near 2^-22 of a product
+// MmaSyncTf32       float32 as hi + lo in tf32: hi hi' + hi lo' + lo hi', error near 2^-22 of a product
 #ifndef TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 #define TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 
@@ -19,6 +19,7 @@ namespace gpu {
 // What all units of m16n8 accumulators share. An accumulator is 16 free x 16 con (or 16 free x 16
 // columns of an output): element e of lane l is at free l / 4 + 8 (e / 2 % 2), con 8 (e / 4) +
 // 2 (l % 4) + e % 2.
+template <bool kFresh>
 struct MmaSyncLayout {
   static constexpr int kWave = 32;
   static constexpr int kFree = 16; // free indices of an accumulator
@@ -31,6 +32,10 @@ struct MmaSyncLayout {
   };
 
   TSRI_DEVICE_MEMBER int lane() { return thread_index() & 31; }
+  // For offsets into tiles. kFresh: computed where they are used, not kept in registers across a loop.
+  TSRI_DEVICE_MEMBER int offset_lane() {
+    return (kFresh ? fresh_thread_index() : thread_index()) & 31;
+  }
   TSRI_DEVICE_MEMBER constexpr int slot(int e) { return e / 2 % 2; }
   TSRI_DEVICE_MEMBER int free_of(int slot) { return lane() / 4 + 8 * slot; }
   // con index = con_lane() + con_element(e).
@@ -52,19 +57,22 @@ struct MmaSyncLayout {
   // (rows 0-7, first 16 bytes), (0-7, second), (8-15, first), (8-15, second).
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t con_offset(uint32_t tile) {
-    const int l = lane(), row = l % 8 + 8 * (l / 16), half = l / 8 % 2;
+    const int l = offset_lane(), row = l % 8 + 8 * (l / 16), half = l / 8 % 2;
     return tile + static_cast<uint32_t>(row * kRowBytes + ((half ^ (row & 7)) << 4));
   }
   // Matrices (rows 0-7, first), (8-15, first), (0-7, second), (8-15, second).
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
-    const int l = lane(), row = l % 16, half = l / 16;
+    const int l = offset_lane(), row = l % 16, half = l / 16;
     return tile + static_cast<uint32_t>(row * kRowBytes + ((half ^ (row & 7)) << 4));
   }
 };
 
-template <class E>
-struct MmaSync : MmaSyncLayout {
+template <class E, bool kFresh = false>
+struct MmaSync : MmaSyncLayout<kFresh> {
+  using Base = MmaSyncLayout<kFresh>;
+  using typename Base::Acc;
+  using Fresh = MmaSync<E, true>;
   using Element = E;
   static constexpr int kStep = 16;    // depth of one score product
   static constexpr int kApplyStep = 16; // con indices of one apply
@@ -97,7 +105,7 @@ struct MmaSync : MmaSyncLayout {
   // Z[con][column] for apply: 16 columns from 16 * tile on.
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
-    return ZOffset{along(free_offset<kRowBytes>(tile), first * 32)};
+    return ZOffset{along(Base::template free_offset<kRowBytes>(tile), first * 32)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
@@ -110,7 +118,7 @@ struct MmaSync : MmaSyncLayout {
   };
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
-    return free_offset<kRowBytes>(tile);
+    return Base::template free_offset<kRowBytes>(tile);
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_apply(Free &p, uint32_t offset, int free0, int step) {
@@ -118,7 +126,7 @@ struct MmaSync : MmaSyncLayout {
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
-    return ApplyTOffset{along(con_offset<kRowBytes>(tile), free0 * 2)};
+    return ApplyTOffset{along(Base::template con_offset<kRowBytes>(tile), free0 * 2)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_apply_transposed(Free &p, ApplyTOffset offset, int free0, int step) {
@@ -145,7 +153,11 @@ struct MmaSync : MmaSyncLayout {
   }
 };
 
-struct MmaSyncTf32x3 : MmaSyncLayout {
+template <bool kFresh = false>
+struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
+  using Base = MmaSyncLayout<kFresh>;
+  using typename Base::Acc;
+  using Fresh = MmaSyncTf32<true>;
   using Element = float;
   static constexpr int kStep = 8;
   static constexpr int kApplyStep = 8;
@@ -201,7 +213,7 @@ struct MmaSyncTf32x3 : MmaSyncLayout {
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ZOffset pair_offset(uint32_t tile, int bytes) {
-    const int l = lane(), row = 2 * (l % 4), column = l / 4 * 4;
+    const int l = Base::offset_lane(), row = 2 * (l % 4), column = l / 4 * 4;
     const uint32_t even = static_cast<uint32_t>(row * kRowBytes + (column ^ (row << 4)));
     const uint32_t odd = static_cast<uint32_t>((row + 1) * kRowBytes + (column ^ ((row + 1) << 4)));
     return ZOffset{along(tile + even, bytes), along(tile + odd, bytes)};
@@ -221,7 +233,7 @@ struct MmaSyncTf32x3 : MmaSyncLayout {
   using ApplyTOffset = ZOffset;
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
-    const int l = lane(), row = l / 4;
+    const int l = Base::offset_lane(), row = l / 4;
     return tile + static_cast<uint32_t>(row * kRowBytes + ((l % 4 * 8) ^ (row << 4)));
   }
   template <int kRowBytes>
@@ -270,6 +282,8 @@ struct MmaSyncTf32x3 : MmaSyncLayout {
     multiply(out.x + 4, p, z, 1);
   }
 };
+
+using MmaSyncTf32x3 = MmaSyncTf32<>;
 
 } // namespace gpu
 } // namespace tessera
