@@ -27,6 +27,7 @@ enum {
   KEY_QUICK,
   KEY_SCALE_BOUND,
   KEY_DETERMINISM,
+  KEY_ALIGNMENT,
   KEY_VERBOSE,
   KEY_THREADS,
   KEY_JSON,
@@ -38,7 +39,7 @@ typedef struct check_options {
   char backend_name[64];
   int dtype, passes, determinism;
   int32_t device;
-  int64_t threads;
+  int64_t threads, alignment;
   double scale_bound;
   bool quick, verbose, json;
 } check_options;
@@ -55,6 +56,8 @@ static const struct argp_option kOptions[] = {
     {"scale-bound", KEY_SCALE_BOUND, "X", 0,
      "Multiply every bound; 0 must fail, which shows that the bounds are looked at", 1},
     {"determinism", KEY_DETERMINISM, "LEVEL", 0, "default, deterministic or batch-invariant", 1},
+    {"alignment", KEY_ALIGNMENT, "BYTES", 0,
+     "Promised for every tensor, a power of two up to 4096 (default: each case's own)", 1},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 1},
     {"verbose", KEY_VERBOSE, 0, 0, "One line per result as well", 1},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 1},
@@ -116,6 +119,13 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
     case KEY_DETERMINISM:
       if (parse_choice(arg, kLevels, &options->determinism, message)) return 0;
       return parse_refuse(&options->state, "--determinism");
+    case KEY_ALIGNMENT:
+      if (parse_int64(arg, 1, 4096, &options->alignment, message) &&
+          (options->alignment & (options->alignment - 1)) == 0)
+        return 0;
+      if (options->alignment & (options->alignment - 1))
+        cli_fail(message, "'%s'; accepted: a power of two up to 4096", arg);
+      return parse_refuse(&options->state, "--alignment");
     case KEY_THREADS:
       if (parse_int64(arg, 1, 4096, &options->threads, message)) return 0;
       return parse_refuse(&options->state, "--threads");
@@ -282,6 +292,7 @@ int command_check(int argc, char **argv) {
         // bound that a rounding error can break.
         .bound_scale = options.scale_bound > 0 ? options.scale_bound : 1e-300,
         .determinism = (tsr_determinism)options.determinism,
+        .alignment = options.alignment,
         .report = on_record};
     code = run_groups(&options, &check, &message);
   }

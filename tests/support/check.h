@@ -55,6 +55,7 @@ typedef struct tsr_check_options {
   uint32_t passes;       /* tsr_pass bits; 0: forward. BACKWARD runs a forward pass first */
   double bound_scale;    /* factor on every bound; 0: 1. Below 1 breaks bounds on purpose */
   tsr_determinism determinism; /* raised over the case's own level */
+  int64_t alignment;     /* likewise: promised for every tensor; 0: the case's own */
   tsr_check_fn report;   /* called once per record; may be NULL */
   void *user;
 } tsr_check_options;
