@@ -121,7 +121,10 @@ TSRI_DEVICE float f16_to_float(uint16_t h) {
 // such a load would be slower and wait for shared memory as well.
 template <class T>
 TSRI_DEVICE T load_global(const void *p) {
-  return *(const __attribute__((address_space(1))) T *)p;
+  if constexpr (sizeof(T) == 2) // also a class around 16 bits, which cannot be copied between spaces
+    return __builtin_bit_cast(T, *(const __attribute__((address_space(1))) uint16_t *)p);
+  else
+    return *(const __attribute__((address_space(1))) T *)p;
 }
 
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.

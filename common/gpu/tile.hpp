@@ -126,7 +126,7 @@ TSRI_DEVICE Chunk gather_chunk(const RowSource &s, int r, int c) {
   TSRI_UNROLL
   for (int e = 0; e < n; ++e)
     if (c * n + e < s.columns)
-      u.x[e] = *reinterpret_cast<const E *>(row + (c * n + e) * s.column_bytes);
+      u.x[e] = load_global<E>(row + (c * n + e) * s.column_bytes);
   return u.chunk;
 }
 
