@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_device.h"
 #include "oracle.h"
 #include "peak_memory.h"
 #include "standard.h"
@@ -122,8 +123,8 @@ static tsr_status run_pass(bench_run *run, tsr_pass pass) {
 }
 
 static bench_status make_plan(bench_run *run, bench_record *record) {
-  const tsr_device host = {TSR_DEVICE_HOST, 0};
-  tsr_status status = tsr_plan_create(&run->plan, run->request->context, host, &run->problem);
+  tsr_status status =
+      tsr_plan_create(&run->plan, run->request->context, run->request->device, &run->problem);
   if (status != TSR_STATUS_SUCCESS) return library_error(run, status);
   tsr_plan_info info = {.struct_size = sizeof info};
   status = tsr_plan_describe(run->plan, run->request->pass, &info);
@@ -247,6 +248,10 @@ static bool once_standard(void *user) {
 // What standard attention here cannot do is said before anything runs.
 static bench_status check_standard(bench_run *run) {
   const tsr_problem *p = &run->request->problem;
+  if (run->request->device.kind != TSR_DEVICE_HOST) {
+    return refuse(run, BENCH_REFUSED,
+                  "standard attention is timed on the host; accepted: without --standard");
+  }
   if (run->request->pass != TSR_PASS_FORWARD || p->dropout > 0 || p->prefix > 0 || p->sink != 0 ||
       p->alibi != TSR_ALIBI_NONE || p->o.dtype != p->q.dtype || p->q.dtype == TSR_DTYPE_F64) {
     return refuse(run, BENCH_REFUSED,
@@ -337,9 +342,8 @@ static double probe_same_size(bench_run *run, bench_record *record) {
 bench_status bench_plan(const bench_request *request, char *message, size_t capacity) {
   bench_run run = {
       .request = request, .problem = request->problem, .message = message, .capacity = capacity};
-  const tsr_device host = {TSR_DEVICE_HOST, 0};
   set_pointers(&run);
-  tsr_status status = tsr_plan_create(&run.plan, request->context, host, &run.problem);
+  tsr_status status = tsr_plan_create(&run.plan, request->context, request->device, &run.problem);
   tsr_plan_destroy(run.plan);
   if (status != TSR_STATUS_SUCCESS) return library_error(&run, status);
   return request->standard ? check_standard(&run) : BENCH_OK;
@@ -347,6 +351,9 @@ bench_status bench_plan(const bench_request *request, char *message, size_t capa
 
 bench_status bench_attention(const bench_request *request, bench_record *record, char *message,
                              size_t capacity) {
+  if (request->device.kind != TSR_DEVICE_HOST) {
+    return bench_device_attention(request, record, message, capacity);
+  }
   bench_run run = {
       .request = request, .problem = request->problem, .message = message, .capacity = capacity};
   *record = (bench_record){.problem = request->problem,
@@ -425,12 +432,18 @@ bench_status bench_peak_run(const bench_request *request, bool standard, bench_p
 }
 
 double bench_fma_rate(const bench_record *record, const bench_probe *probe) {
+  if (record->device != NULL) {
+    return record->problem.q.dtype == TSR_DTYPE_F32 ? record->device->flops_f32
+                                                    : record->device->flops_16;
+  }
   return record->fma_beside.samples > 0 ? record->fma_beside.best : probe->flops_f32;
 }
 
 double bench_roofline_seconds(const bench_record *record, const bench_probe *probe) {
   double fma = bench_fma_rate(record, probe);
-  double read = record->read_beside > 0 ? record->read_beside : probe->read_bytes;
+  double read = record->read_beside > 0  ? record->read_beside
+                : record->device != NULL ? record->device->copy_bytes
+                                         : probe->read_bytes;
   double compute = fma > 0 ? record->flops / fma : 0;
   double memory = read > 0 ? record->bytes / read : 0;
   return compute > memory ? compute : memory;

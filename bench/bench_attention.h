@@ -13,6 +13,7 @@
 
 #include <tessera/tessera.h>
 
+#include "device.h"
 #include "probe.h"
 #include "tensors.h"
 
@@ -33,6 +34,10 @@ typedef struct bench_request {
   const bench_tensor *q, *k, *v;  // inputs, dense [B, H, S, D]; NULL: random ones from the seed
   bench_inspect inspect;          // may be NULL
   void *user;
+  tsr_device device;                 // where the tensors live
+  const bench_device *bench_device;  // of a GPU: its measured copy rate and clocks; may be NULL
+  struct bench_session *session;     // of a GPU: keeps tensors between calls; may be NULL
+  bool against_last;  // check against the session's last result that passed, if there is one
 } bench_request;
 
 enum { BENCH_SAMPLES_MAX = 1000 };
@@ -63,6 +68,12 @@ typedef struct bench_record {
   bool standard;
   bench_times standard_times;
   double standard_bytes;
+  const bench_device *device;  // NULL: host
+  int sets;                    // copies of the tensors that took turns on a device
+  bench_clocks clocks_before, clocks_after;
+  bool forced;  // the kernel was named
+  char best_forced[128];
+  double best_forced_seconds;  // of the fastest other kernel by name; 0: none
 } bench_record;
 
 typedef enum bench_status {

@@ -2,7 +2,8 @@
 // Block-wise comparison with the oracle (see oracle.h). A block is one KV head with its query
 // heads, or a few rows of one query head; its problem is the original one with an explicit
 // diagonal, since the corner rules count from the original lengths. Dropout depends on absolute
-// indices and is therefore only compared whole.
+// indices and is therefore only compared whole. dK and dV add up all queries: of a head too large
+// to compute, dQ is compared by rows and they by keys (oracle_keys.h).
 #include "oracle.h"
 
 #include <math.h>
@@ -10,8 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle_keys.h"
+
 // Work that the scalar oracle does in a few seconds.
 #define WHOLE_FLOPS 6e9
+// The same for one head, which the oracle gives to one thread.
+#define HEAD_FLOPS 2e10
 enum { kSampleRows = 16 };
 
 typedef struct block {
@@ -65,6 +70,11 @@ static bool copy_part(bench_tensor *to, const bench_tensor *from, tsr_dtype dtyp
   for (int64_t n = 0; n < batch * heads; ++n) {
     for (int64_t i = 0; i < rows; ++i) {
       const void *row = bench_tensor_row(from, b + n / heads, h + n % heads, s + i);
+      if (dtype == from->dtype) {
+        const size_t bytes = (size_t)d * bench_dtype_bytes(dtype);
+        memcpy((char *)to->data + (size_t)(n * rows + i) * bytes, row, bytes);
+        continue;
+      }
       for (int64_t e = 0; e < d; ++e) {
         accuracy_store(dtype, to->data, (n * rows + i) * d + e, accuracy_load(from->dtype, row, e));
       }
@@ -187,8 +197,12 @@ static bool check_block(const oracle_run *run, tsr_pass pass, const block *at, b
     ok = add_output(&out[OUT_O], run->o, &oracle.o, &naive.o, at->b, at->h, at->row) &&
          add_output(&out[OUT_LSE], run->lse, &oracle.lse, &naive.lse, at->b, at->h, at->row);
   } else if (ok) {
-    ok = add_output(&out[OUT_DQ], run->dq, &oracle.dq, &naive.dq, at->b, at->h, at->row) &&
-         add_output(&out[OUT_DK], run->dk, &oracle.dk, &naive.dk, at->b, at->g, 0) &&
+    ok = add_output(&out[OUT_DQ], run->dq, &oracle.dq, &naive.dq, at->b, at->h, at->row);
+  }
+  const tsr_problem *q = run->problem;
+  const bool all_queries = at->rows == q->seq_q && (whole || at->heads == q->heads_q / q->heads_kv);
+  if (ok && backward && all_queries) {
+    ok = add_output(&out[OUT_DK], run->dk, &oracle.dk, &naive.dk, at->b, at->g, 0) &&
          add_output(&out[OUT_DV], run->dv, &oracle.dv, &naive.dv, at->b, at->g, 0);
   }
   part_free(&oracle);
@@ -196,7 +210,8 @@ static bool check_block(const oracle_run *run, tsr_pass pass, const block *at, b
   return ok;
 }
 
-static bool check_samples(const oracle_run *run, sums *out, char *message, size_t capacity) {
+static bool check_samples(const oracle_run *run, tsr_pass pass, sums *out, char *message,
+                          size_t capacity) {
   const tsr_problem *p = run->problem;
   int64_t group = p->heads_q / p->heads_kv;
   for (int n = 0; n < 6; ++n) {
@@ -208,9 +223,47 @@ static bool check_samples(const oracle_run *run, sums *out, char *message, size_
                 .heads = 1,
                 .rows = rows,
                 .row = (p->seq_q - rows) * (n % 3) / 2};
-    if (!check_block(run, TSR_PASS_FORWARD, &at, false, out, message, capacity)) return false;
+    if (!check_block(run, pass, &at, false, out, message, capacity)) return false;
   }
   return true;
+}
+
+// Sums of `rows` keys of one tensor against the oracle's and the baseline's.
+static void add_keys(sums *sum, const bench_tensor *tested, int64_t b, int64_t g, int64_t first,
+                     int64_t rows, const double *ref, double *naive, double *x) {
+  const int64_t n = rows * tested->shape[3];
+  bench_tensor_read(tested, b, g, first, rows, x);
+  for (int64_t i = 0; i < n; ++i) {
+    uint64_t storage = 0;
+    accuracy_store(tested->dtype, &storage, 0, naive[i]);
+    naive[i] = accuracy_load(tested->dtype, &storage, 0);
+  }
+  accuracy_add(&sum->x, x, ref, n);
+  accuracy_add(&sum->naive, naive, ref, n);
+  sum->dtype = tested->dtype;
+}
+
+// dK and dV at the start, middle and end of the first and last KV head.
+static bool check_key_samples(const oracle_run *run, sums *out, char *message, size_t capacity) {
+  const tsr_problem *p = run->problem;
+  const int64_t D = p->dim_qk, V = run->v->shape[3], wide = D > V ? D : V;
+  const int64_t rows = p->seq_k < ORACLE_KEYS ? p->seq_k : ORACLE_KEYS;
+  double *memory = malloc((size_t)(rows * (2 * D + 2 * V + wide) + 1) * sizeof(double));
+  oracle_keys keys = {.dk = memory, .naive_dk = memory + rows * D, .dv = memory + 2 * rows * D};
+  bool ok = memory != NULL;
+  keys.naive_dv = keys.dv + rows * V;
+  for (int n = 0; ok && n < 6; ++n) {
+    const int64_t b = n < 3 ? 0 : p->batch - 1, g = n < 3 ? 0 : p->heads_kv - 1;
+    const int64_t first = (p->seq_k - rows) * (n % 3) / 2;
+    double *x = keys.naive_dv + rows * V;
+    ok = oracle_keys_compute(run, b, g, first, rows, &keys);
+    if (!ok) break;
+    add_keys(&out[OUT_DK], run->dk, b, g, first, rows, keys.dk, keys.naive_dk, x);
+    add_keys(&out[OUT_DV], run->dv, b, g, first, rows, keys.dv, keys.naive_dv, x);
+  }
+  if (!ok) snprintf(message, capacity, "out of memory for the check");
+  free(memory);
+  return ok;
 }
 
 bool oracle_check(const oracle_run *run, tsr_pass pass, oracle_result *result, char *message,
@@ -231,7 +284,11 @@ bool oracle_check(const oracle_run *run, tsr_pass pass, oracle_result *result, c
     ok = check_block(run, pass, &at, true, out, message, capacity);
   } else if (pass == TSR_PASS_FORWARD) {
     result->extent = "sampled rows";
-    ok = check_samples(run, out, message, capacity);
+    ok = check_samples(run, pass, out, message, capacity);
+  } else if (flops / (double)(p->batch * p->heads_kv) > HEAD_FLOPS) {
+    result->extent = "sampled rows and keys";
+    ok = check_samples(run, pass, out, message, capacity) &&
+         check_key_samples(run, out, message, capacity);
   } else {
     int64_t group = p->heads_q / p->heads_kv;
     block at = {.b = p->batch - 1,

@@ -92,6 +92,23 @@ static json_t *problem_json(const bench_record *r) {
       (double)p->softcap, "dropout", (double)p->dropout, "seed", (json_int_t)r->seed);
 }
 
+static json_t *clocks_json(const bench_clocks *c) {
+  return json_pack("{s:o, s:o, s:o, s:o}", "core_hz", real(c->core_hz), "memory_hz",
+                   real(c->memory_hz), "watts", real(c->watts), "celsius", real(c->celsius));
+}
+
+static void add_device(json_t *root, const bench_record *r) {
+  json_object_set_new(root, "device", bench_device_json(r->device));
+  json_object_set_new(root, "input_sets", json_integer(r->sets));
+  json_object_set_new(
+      root, "clocks",
+      json_pack("[o, o]", clocks_json(&r->clocks_before), clocks_json(&r->clocks_after)));
+  json_object_set_new(root, "fraction_of_peak_estimated",
+                      real(r->flops / r->times.median / bench_fma_rate(r, NULL)));
+  json_object_set_new(root, "fraction_of_copy_rate",
+                      real(r->bytes / r->times.median / r->device->copy_bytes));
+}
+
 json_t *report_json(const bench_record *r, const bench_probe *probe, const bench_machine *machine) {
   double roofline = bench_roofline_seconds(r, probe), t = r->times.median;
   json_t *root = json_object();
@@ -120,8 +137,13 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
   json_object_set_new(root, "seconds", times_json(&r->times));
   json_object_set_new(root, "tflops", real(r->flops / t * 1e-12));
   json_object_set_new(root, "gigabytes_per_second", real(r->bytes / t * 1e-9));
-  json_object_set_new(root, "fma_beside", rate_json(&r->fma_beside));
-  json_object_set_new(root, "fraction_of_fma_rate", real(r->flops / t / bench_fma_rate(r, probe)));
+  if (r->device == NULL) {
+    json_object_set_new(root, "fma_beside", rate_json(&r->fma_beside));
+    json_object_set_new(root, "fraction_of_fma_rate",
+                        real(r->flops / t / bench_fma_rate(r, probe)));
+  } else {
+    add_device(root, r);
+  }
   if (r->read_beside > 0) {
     json_object_set_new(root, "read_beside",
                         json_pack("{s:o, s:I, s:o}", "bytes_per_second", real(r->read_beside),
@@ -129,15 +151,24 @@ json_t *report_json(const bench_record *r, const bench_probe *probe, const bench
                                   real((double)r->read_array / t / r->read_beside)));
   }
   json_object_set_new(root, "fraction_of_roofline", real(roofline / t));
-  json_object_set_new(root, "clock_hz",
-                      json_pack("[o, o]", real(r->clock_before), real(r->clock_after)));
+  if (r->device == NULL) {
+    json_object_set_new(root, "clock_hz",
+                        json_pack("[o, o]", real(r->clock_before), real(r->clock_after)));
+  }
+  json_object_set_new(root, "kernel_named", json_boolean(r->forced));
+  if (r->best_forced_seconds > 0) {
+    json_object_set_new(root, "best_forced",
+                        json_pack("{s:s, s:o, s:o}", "kernel", r->best_forced, "seconds",
+                                  real(r->best_forced_seconds), "picked_over_best",
+                                  real(t / r->best_forced_seconds)));
+  }
   if (r->standard) {
     json_object_set_new(
         root, "standard_attention",
         json_pack("{s:o, s:o, s:o}", "seconds", times_json(&r->standard_times), "bytes_at_least",
                   real(r->standard_bytes), "speed_up", real(r->standard_times.median / t)));
   }
-  json_object_set_new(root, "probe", report_probe_json(probe));
+  if (r->device == NULL) json_object_set_new(root, "probe", report_probe_json(probe));
   json_object_set_new(root, "machine", bench_machine_json(machine));
   return root;
 }
@@ -173,21 +204,24 @@ static void write_script(FILE *out, const bench_record *records, size_t count,
   char mask[256];
   const tsr_problem *p = &records[0].problem;
   bool standard = false;
+  const bench_device *device = records[0].device;
+  const double line = device != NULL ? bench_fma_rate(&records[0], probe) : probe->flops_f32;
+  const char *name = device != NULL ? tsr_gpu_describe(device->gpu)->name : machine->cpu;
   for (size_t i = 0; i < count; ++i) standard |= records[i].standard;
   fprintf(out, "set terminal svg size 800,500 dynamic font 'sans-serif,13'\n");
   fprintf(out, "set title \"%s, %s, B %" PRId64 " H %" PRId64 "/%" PRId64 " D %" PRId64 ", %s\\n",
           records[0].backend, bench_dtype_name(p->q.dtype), p->batch, p->heads_q, p->heads_kv,
           p->dim_qk, report_mask(p, mask, sizeof mask));
-  for (const char *c = machine->cpu; *c != 0; ++c) {
+  for (const char *c = name; *c != 0; ++c) {
     if (*c != '"' && *c != '\\') fputc(*c, out);
   }
-  fprintf(out, ", %d threads\" noenhanced\n", probe->threads);
+  if (device == NULL) fprintf(out, ", %d threads", probe->threads);
+  fprintf(out, "\" noenhanced\n");
   fprintf(out,
           "set xlabel 'queries'\nset ylabel 'GFLOP/s (median, bars: extremes)'\n"
           "set logscale x 2\nset yrange [0:*]\nset key outside bottom center horizontal\n"
-          "set grid\nset label 1 'float32 FMA rate %.0f GFLOP/s' at graph 0.02, first %g "
-          "offset 0,0.6\n",
-          probe->flops_f32 * 1e-9, probe->flops_f32 * 1e-9);
+          "set grid\nset label 1 '%s %.0f GFLOP/s' at graph 0.02, first %g offset 0,0.6\n",
+          device != NULL ? "estimated peak" : "float32 FMA rate", line * 1e-9, line * 1e-9);
   fprintf(out, "$d << END\n");
   for (size_t i = 0; i < count; ++i) {
     const bench_record *r = &records[i];
@@ -198,7 +232,7 @@ static void write_script(FILE *out, const bench_record *records, size_t count,
   fprintf(out,
           "END\nplot $d using 1:2:3:4 with yerrorlines lw 2 pt 7 title 'Tessera', "
           "%g with lines dt 2 lc 'gray' notitle",
-          probe->flops_f32 * 1e-9);
+          line * 1e-9);
   if (standard)
     fprintf(out, ", $d using 1:5 with linespoints lw 2 pt 5 title 'standard attention'");
   fprintf(out, "\n");

@@ -18,6 +18,7 @@
 
 enum {
   KEY_BACKEND = PARSE_KEY_COMMAND,
+  KEY_DEVICE,
   KEY_KERNEL,
   KEY_GROUP,
   KEY_CASE,
@@ -26,6 +27,7 @@ enum {
   KEY_QUICK,
   KEY_SCALE_BOUND,
   KEY_DETERMINISM,
+  KEY_ALIGNMENT,
   KEY_VERBOSE,
   KEY_THREADS,
   KEY_JSON,
@@ -34,14 +36,17 @@ enum {
 typedef struct check_options {
   parse_state state;
   const char *backend, *kernel, *group, *name;
+  char backend_name[64];
   int dtype, passes, determinism;
-  int64_t threads;
+  int32_t device;
+  int64_t threads, alignment;
   double scale_bound;
   bool quick, verbose, json;
 } check_options;
 
 static const struct argp_option kOptions[] = {
-    {"backend", KEY_BACKEND, "NAME", 0, "Only this backend", 1},
+    {"backend", KEY_BACKEND, "NAME[:N]", 0, "Only this backend, on its device N", 1},
+    {"device", KEY_DEVICE, "N", 0, "Ordinal of the device that GPU backends use (default 0)", 1},
     {"kernel", KEY_KERNEL, "NAME", 0, "Only this kernel, or '*': every kernel in turn", 1},
     {"group", KEY_GROUP, "NAME", 0, "Only this group of cases", 1},
     {"case", KEY_CASE, "TEXT", 0, "Only cases whose name contains TEXT", 1},
@@ -51,6 +56,8 @@ static const struct argp_option kOptions[] = {
     {"scale-bound", KEY_SCALE_BOUND, "X", 0,
      "Multiply every bound; 0 must fail, which shows that the bounds are looked at", 1},
     {"determinism", KEY_DETERMINISM, "LEVEL", 0, "default, deterministic or batch-invariant", 1},
+    {"alignment", KEY_ALIGNMENT, "BYTES", 0,
+     "Promised for every tensor, a power of two up to 4096 (default: each case's own)", 1},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 1},
     {"verbose", KEY_VERBOSE, 0, 0, "One line per result as well", 1},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 1},
@@ -71,8 +78,20 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
   cli_message *message = options->state.message;
   switch (key) {
     case KEY_BACKEND:
-      options->backend = arg;
+      if (!parse_backend(arg, options->backend_name, sizeof options->backend_name, &options->device,
+                         message)) {
+        return parse_refuse(&options->state, "--backend");
+      }
+      options->backend = options->backend_name;
       return 0;
+    case KEY_DEVICE: {
+      int64_t ordinal;
+      if (!parse_int64(arg, 0, INT32_MAX, &ordinal, message)) {
+        return parse_refuse(&options->state, "--device");
+      }
+      options->device = (int32_t)ordinal;
+      return 0;
+    }
     case KEY_KERNEL:
       options->kernel = arg;
       return 0;
@@ -100,6 +119,13 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
     case KEY_DETERMINISM:
       if (parse_choice(arg, kLevels, &options->determinism, message)) return 0;
       return parse_refuse(&options->state, "--determinism");
+    case KEY_ALIGNMENT:
+      if (parse_int64(arg, 1, 4096, &options->alignment, message) &&
+          (options->alignment & (options->alignment - 1)) == 0)
+        return 0;
+      if (options->alignment & (options->alignment - 1))
+        cli_fail(message, "'%s'; accepted: a power of two up to 4096", arg);
+      return parse_refuse(&options->state, "--alignment");
     case KEY_THREADS:
       if (parse_int64(arg, 1, 4096, &options->threads, message)) return 0;
       return parse_refuse(&options->state, "--threads");
@@ -257,6 +283,7 @@ int command_check(int argc, char **argv) {
     tsr_check_options check = {
         .context = context,
         .backend = options.backend,
+        .device = options.device,
         .kernel = options.kernel,
         .name = options.name,
         .dtypes = dtype != 0 ? 1u << dtype : 0,
@@ -265,6 +292,7 @@ int command_check(int argc, char **argv) {
         // bound that a rounding error can break.
         .bound_scale = options.scale_bound > 0 ? options.scale_bound : 1e-300,
         .determinism = (tsr_determinism)options.determinism,
+        .alignment = options.alignment,
         .report = on_record};
     code = run_groups(&options, &check, &message);
   }

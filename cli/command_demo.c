@@ -22,6 +22,7 @@
 #include "problem_options.h"
 #include "safetensors.h"
 #include "source.h"
+#include "tests/support/backends.h"
 #include "text.h"
 
 enum { KEY_BACKEND = PARSE_KEY_COMMAND, KEY_THREADS, KEY_REPEATS, KEY_JSON };
@@ -195,6 +196,7 @@ typedef struct demo_run {
   tsr_context *context;
   bench_machine machine;
   bench_probe probe;
+  bench_device gpu;  // of the backends on devices; opened when one runs
   text_table table;
   int code;
 } demo_run;
@@ -229,7 +231,12 @@ static void report(demo_run *run, const layer *at, const bench_record *r) {
   } else {
     table_cell(table, "%.2f", at->stored_error);
   }
-  table_cell(table, "%.2fx%s", r->standard_times.median / r->times.median, wrong ? "  WRONG" : "");
+  if (r->standard) {
+    table_cell(table, "%.2fx%s", r->standard_times.median / r->times.median,
+               wrong ? "  WRONG" : "");
+  } else {
+    table_cell(table, "-%s", wrong ? "  WRONG" : "");
+  }
 }
 
 static void standard_row(demo_run *run, const layer *at, const bench_record *r) {
@@ -264,7 +271,7 @@ static bool run_layer(demo_run *run, layer *at, const char *backend, bool *stand
                            .repeats = (int)run->options->repeats,
                            .sample_seconds = 0.01,
                            .check = true,
-                           .standard = true,
+                           .device = tsr_backends_device(run->context, backend, 0),
                            .threads = (int)run->options->threads,
                            .q = &q,
                            .k = &k,
@@ -272,6 +279,7 @@ static bool run_layer(demo_run *run, layer *at, const char *backend, bool *stand
                            .inspect = inspect,
                            .user = at};
   request.problem.backend = backend;
+  request.standard = request.device.kind == TSR_DEVICE_HOST;  // the opponent is the host's
   bench_record record;
   char why[1024];
   bench_status status = bench_attention(&request, &record, why, sizeof why);
@@ -280,8 +288,20 @@ static bool run_layer(demo_run *run, layer *at, const char *backend, bool *stand
     run->code = status == BENCH_REFUSED ? CLI_EXIT_BAD_INPUT : CLI_EXIT_FAILED;
     return false;
   }
-  if (!*standard_shown) standard_row(run, at, &record);
-  *standard_shown = true;
+  if (request.device.kind != TSR_DEVICE_HOST) {
+    char reason[512];
+    if (run->gpu.gpu == NULL &&
+        !bench_device_open(&run->gpu, run->context, request.device, reason, sizeof reason)) {
+      cli_fail(message, "%s", reason);
+      run->code = CLI_EXIT_FAILED;
+      return false;
+    }
+    record.device = &run->gpu;
+  }
+  if (record.standard && !*standard_shown) {
+    standard_row(run, at, &record);
+    *standard_shown = true;
+  }
   report(run, at, &record);
   if (at->stored_error > 1.0) {
     cli_fail(message,
@@ -293,13 +313,13 @@ static bool run_layer(demo_run *run, layer *at, const char *backend, bool *stand
   return run->code == CLI_EXIT_OK;
 }
 
-// Every backend that is present and works on host memory, in registry order.
+// Every backend that is present, in registry order.
 static bool run_backends(demo_run *run, layer *at, cli_message *message) {
   bool any = false, standard_shown = false;
   for (int i = 0; i < tsr_context_backend_count(run->context); ++i) {
     tsr_backend_info info = {.struct_size = sizeof info};
     if (tsr_context_backend_info(run->context, i, &info) != TSR_STATUS_SUCCESS || !info.available ||
-        info.device_kind != TSR_DEVICE_HOST ||
+        info.devices < 1 ||
         (run->options->backend != NULL && strcmp(run->options->backend, info.name) != 0)) {
       continue;
     }
@@ -308,20 +328,15 @@ static bool run_backends(demo_run *run, layer *at, cli_message *message) {
   }
   if (any) return true;
   run->code = CLI_EXIT_BAD_INPUT;
-  return cli_fail(message, "--backend: '%s' is not present and on host memory; see tessera info",
+  return cli_fail(message, "--backend: '%s' is not present; see tessera info",
                   run->options->backend != NULL ? run->options->backend : "(any)");
 }
 
-// Backends whose tensors live on a device take no part: this program's tensors are in host memory.
 static void print_skipped(const demo_run *run) {
   for (int i = 0; i < tsr_context_backend_count(run->context); ++i) {
     tsr_backend_info info = {.struct_size = sizeof info};
     if (tsr_context_backend_info(run->context, i, &info) != TSR_STATUS_SUCCESS) continue;
-    if (!info.available) {
-      printf("%s: absent: %s\n", info.name, info.reason);
-    } else if (info.device_kind != TSR_DEVICE_HOST) {
-      printf("%s: present, not run: it needs tensors in device memory\n", info.name);
-    }
+    if (!info.available) printf("%s: absent: %s\n", info.name, info.reason);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <tessera/tessera.h>
 
 #include "commands.h"
+#include "device_job.h"
 #include "message.h"
 #include "parse.h"
 #include "problem_options.h"
@@ -149,14 +150,14 @@ static bool build(const explain_options *options, tsr_problem *p, cli_message *m
 }
 
 // tsr_explain answers with a text in any case where a problem is valid.
-static char *explain_text(tsr_context *context, const tsr_problem *problem, tsr_status *status) {
-  const tsr_device host = {TSR_DEVICE_HOST, 0};
+static char *explain_text(tsr_context *context, tsr_device device, const tsr_problem *problem,
+                          tsr_status *status) {
   size_t needed = 0;
-  *status = tsr_explain(context, host, problem, NULL, 0, &needed);
+  *status = tsr_explain(context, device, problem, NULL, 0, &needed);
   if (needed <= 1) return NULL;
   char *text = malloc(needed);
   if (text == NULL) return NULL;
-  *status = tsr_explain(context, host, problem, text, needed, NULL);
+  *status = tsr_explain(context, device, problem, text, needed, NULL);
   return text;
 }
 
@@ -192,7 +193,7 @@ int command_explain(int argc, char **argv) {
   if (parsed == PARSE_OK && build(&options, &problem, &message) &&
       cli_context_create(&context, options.problem.threads, NULL, &message)) {
     tsr_status status;
-    text = explain_text(context, &problem, &status);
+    text = explain_text(context, cli_device(context, &options.problem), &problem, &status);
     code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, true, &message);
     // The text of a refused problem is the message itself, and that goes to stderr.
     bool planned = status == TSR_STATUS_SUCCESS || status == TSR_STATUS_NOT_SUPPORTED;

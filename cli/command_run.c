@@ -14,6 +14,7 @@
 #include "atomic_output.h"
 #include "attention_job.h"
 #include "commands.h"
+#include "device_job.h"
 #include "message.h"
 #include "parse.h"
 #include "problem_options.h"
@@ -205,12 +206,17 @@ typedef struct run_result {
 } run_result;
 
 // Plans and runs one job. Returns an exit status.
-static int execute(tsr_context *context, attention_job *job, const char *what, bool quiet,
-                   run_result *result, cli_message *message) {
+static int execute(tsr_context *context, tsr_device device, attention_job *job, const char *what,
+                   bool quiet, run_result *result, cli_message *message) {
   tsr_plan *plan = NULL;
-  tsr_status status =
-      tsr_plan_create(&plan, context, (tsr_device){TSR_DEVICE_HOST, 0}, &job->problem);
+  device_job on;
+  tsr_status status = tsr_plan_create(&plan, context, device, &job->problem);
   if (status != TSR_STATUS_SUCCESS) return cli_library_error(status, false, message);
+  if (!device_job_open(&on, device, job, message)) {
+    tsr_plan_destroy(plan);
+    return CLI_EXIT_FAILED;
+  }
+  bool copied = true;
   result->info = (tsr_plan_info){.struct_size = sizeof result->info};
   status = tsr_plan_describe(plan, TSR_PASS_FORWARD, &result->info);
   if (status == TSR_STATUS_SUCCESS) {
@@ -218,12 +224,15 @@ static int execute(tsr_context *context, attention_job *job, const char *what, b
     snprintf(result->backend, sizeof result->backend, "%s", result->info.backend);
     snprintf(result->kernel, sizeof result->kernel, "%s", result->info.kernel);
     progress_begin(what, result->info.flops, result->info.seconds, quiet);
-    status = tsr_forward(plan, &job->args);
+    status = tsr_forward(plan, &on.args);
+    copied = status != TSR_STATUS_SUCCESS || device_job_wait(&on, message);
     result->seconds = progress_end();
+    copied = copied && (status != TSR_STATUS_SUCCESS || device_job_fetch(&on, message));
   }
   int code = status == TSR_STATUS_SUCCESS ? CLI_EXIT_OK : cli_library_error(status, false, message);
   tsr_plan_destroy(plan);
-  return code;
+  device_job_close(&on);
+  return copied ? code : CLI_EXIT_FAILED;
 }
 
 typedef struct comparison {
@@ -239,7 +248,9 @@ static int compare(tsr_context *context, const run_options *run, comparison *out
   if (!attention_job_peer(&peer, &run->job, &run->problem, run->compare, message)) {
     code = cli_message_is_memory(message) ? CLI_EXIT_FAILED : CLI_EXIT_BAD_INPUT;
   } else {
-    code = execute(context, &peer, run->compare, run->quiet, &out->run, message);
+    problem_options other = {.backend = run->compare};
+    code = execute(context, cli_device(context, &other), &peer, run->compare, run->quiet, &out->run,
+                   message);
   }
   if (code == CLI_EXIT_OK) {
     out->o = file_tensor_compare(&run->job.o, &peer.o);
@@ -343,7 +354,8 @@ static bool print_json(const run_options *run, const run_result *result, const c
 static int finish(run_options *run, tsr_context *context, cli_message *message) {
   run_result result = {.seconds = 0};
   comparison diff = {.has_lse = false};
-  int code = execute(context, &run->job, "run", run->quiet, &result, message);
+  int code = execute(context, cli_device(context, &run->problem), &run->job, "run", run->quiet,
+                     &result, message);
   if (code == CLI_EXIT_OK && run->compare != NULL) code = compare(context, run, &diff, message);
   if (code != CLI_EXIT_OK) return code;
   output_tensor outputs[OUTPUT_MAX];

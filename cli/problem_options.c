@@ -21,6 +21,7 @@ enum {
   KEY_OUT_DTYPE,
   KEY_DETERMINISM,
   KEY_BACKEND,
+  KEY_DEVICE,
   KEY_KERNEL,
   KEY_THREADS,
 };
@@ -46,7 +47,12 @@ static const struct argp_option kProblemOptions[] = {
      "bf16, f64",
      3},
     {"determinism", KEY_DETERMINISM, "LEVEL", 0, "default, deterministic or batch-invariant", 3},
-    {"backend", KEY_BACKEND, "NAME", 0, "The only backend that may be used", 3},
+    {"backend", KEY_BACKEND, "NAME[:N]", 0,
+     "The only backend that may be used, on its device N (default 0)", 3},
+    {"device", KEY_DEVICE, "DEVICE", 0,
+     "Where tensors live: host, cuda[:N], hip[:N], or N alone (default: as --backend says, else "
+     "host)",
+     3},
     {"kernel", KEY_KERNEL, "NAME", 0, "The only kernel that may be used", 3},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 3},
     {0}};
@@ -71,6 +77,42 @@ static const parse_word kLevels[] = {{"default", TSR_DETERMINISM_DEFAULT},
 
 void problem_options_init(problem_options *options, parse_state *state) {
   *options = (problem_options){.state = state, .order = TSR_ORDER_BHSD};
+}
+
+bool parse_backend(const char *text, char *name, size_t capacity, int32_t *index,
+                   cli_message *message) {
+  const char *colon = strchr(text, ':');
+  size_t length = colon != NULL ? (size_t)(colon - text) : strlen(text);
+  int64_t number = 0;
+  if (length == 0 || length >= capacity) {
+    return cli_fail(message, "'%s'; accepted: a backend that `tessera info` lists", text);
+  }
+  memcpy(name, text, length);
+  name[length] = 0;
+  if (colon == NULL) return true;
+  if (!parse_int64(colon + 1, 0, INT32_MAX, &number, message)) return false;
+  *index = (int32_t)number;
+  return true;
+}
+
+static bool parse_device(const char *text, problem_options *options, cli_message *message) {
+  static const parse_word kKinds[] = {
+      {"host", TSR_DEVICE_HOST}, {"cuda", TSR_DEVICE_CUDA}, {"hip", TSR_DEVICE_HIP}, {NULL, 0}};
+  char word[16];
+  cli_message ignored;
+  int64_t number;
+  int kind;
+  if (parse_int64(text, 0, INT32_MAX, &number, &ignored)) {
+    options->device.index = (int32_t)number;
+    return true;
+  }
+  if (!parse_backend(text, word, sizeof word, &options->device.index, &ignored) ||
+      !parse_choice(word, kKinds, &kind, &ignored)) {
+    return cli_fail(message, "'%s'; accepted: host, cuda, cuda:N, hip, hip:N, or N", text);
+  }
+  options->device.kind = (tsr_device_kind)kind;
+  options->device_given = true;
+  return true;
 }
 
 // A corner's name, or an explicit offset.
@@ -177,8 +219,15 @@ static error_t parse_problem(int key, char *arg, struct argp_state *argp_state) 
       options->determinism = (tsr_determinism)choice;
       return 0;
     case KEY_BACKEND:
-      options->backend = arg;
+      if (!parse_backend(arg, options->backend_name, sizeof options->backend_name,
+                         &options->device.index, message)) {
+        return parse_refuse(options->state, "--backend");
+      }
+      options->backend = options->backend_name;
       return 0;
+    case KEY_DEVICE:
+      if (parse_device(arg, options, message)) return 0;
+      return parse_refuse(options->state, "--device");
     case KEY_KERNEL:
       options->kernel = arg;
       return 0;
@@ -275,6 +324,8 @@ static error_t parse_shape(int key, char *arg, struct argp_state *argp_state) {
   cli_message *message = options->state->message;
   static const int64_t most = INT32_MAX;
   const size_t capacity = sizeof options->seq_q / sizeof options->seq_q[0];
+  if (key == KEY_DTYPE) options->dtype_given = true;
+  if (key >= KEY_BATCH && key <= KEY_DIM_V) options->given = true;
   switch (key) {
     case KEY_BATCH:
       if (parse_int64(arg, 0, most, &options->batch, message)) return 0;

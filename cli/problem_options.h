@@ -33,8 +33,11 @@ typedef struct problem_options {
   tsr_order order;
   tsr_dtype out_dtype;  // NONE: as q
   tsr_determinism determinism;
-  const char *backend;
+  const char *backend;  // without ":N"
+  char backend_name[64];
   const char *kernel;
+  tsr_device device;  // index also from --backend NAME:N
+  bool device_given;  // --device names a kind
   int64_t threads;
 } problem_options;
 
@@ -42,6 +45,10 @@ void problem_options_init(problem_options *options, parse_state *state);
 
 // A child parser: its input is a problem_options.
 extern const struct argp problem_options_argp;
+
+// "NAME" or "NAME:N": name receives the first part, *index the second, if there is one.
+bool parse_backend(const char *text, char *name, size_t capacity, int32_t *index,
+                   cli_message *message);
 
 // Copies everything but sizes and tensors into a problem. Refuses combinations that a problem has
 // no field for (a window without a corner, a seed without dropout).
@@ -54,7 +61,9 @@ typedef struct shape_options {
   int64_t batch, heads_q, heads_kv, dim_qk, dim_v;
   int64_t seq_q[16], seq_k[16];
   size_t seq_q_count, seq_k_count;
-  int dtype;  // tsr_dtype
+  int dtype;   // tsr_dtype
+  bool given;  // a size was given
+  bool dtype_given;
 } shape_options;
 
 void shape_options_init(shape_options *options, parse_state *state);

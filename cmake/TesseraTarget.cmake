@@ -6,7 +6,8 @@
 # Floating point: -ffp-contract=off everywhere and never -ffast-math. A product and a sum become one
 # fused operation only where the source says so (fma, Highway's MulAdd); otherwise the same source would
 # round differently per compiler, per -std and per inlining decision, and "the same bits" could not be
-# promised. -fno-math-errno and -fno-trapping-math change no result, only errno and exception flags.
+# promised. nvcc spells it -fmad=false. -fno-math-errno and -fno-trapping-math change no result, only
+# errno and exception flags.
 
 set(_tessera_warnings -Wall -Wextra -Wpedantic -Wshadow -Wpointer-arith -Wwrite-strings
     -Wvla -Wundef -Wformat=2 -Wimplicit-fallthrough
@@ -21,13 +22,15 @@ function(tessera_target_defaults target)
   set_target_properties(${target} PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF
     CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
-    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
   target_compile_options(${target} PRIVATE
-    -ffp-contract=off -fno-math-errno -fno-trapping-math
-    ${_tessera_warnings}
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off;-fno-math-errno;-fno-trapping-math;${_tessera_warnings}>"
     "$<$<COMPILE_LANGUAGE:C>:${_tessera_warnings_c}>"
     "$<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions;-fno-rtti>"
-    "$<$<BOOL:${TESSERA_WERROR}>:-Werror>")
+    "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>"
+    "$<$<BOOL:${TESSERA_WERROR}>:$<IF:$<COMPILE_LANGUAGE:CUDA>,-Werror=all-warnings,-Werror>>")
   get_target_property(_type ${target} TYPE)
   if(_type MATCHES "^(OBJECT|STATIC)_LIBRARY$")
     # Every object may end up in the shared library, a plug-in or a test.
@@ -36,9 +39,9 @@ function(tessera_target_defaults target)
   if(TESSERA_SANITIZE)
     string(REPLACE ";" "," _list "${TESSERA_SANITIZE}")
     target_compile_options(${target} PRIVATE
-      -fsanitize=${_list} -fno-sanitize-recover=all -fno-omit-frame-pointer
+      "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${_list};-fno-sanitize-recover=all;-fno-omit-frame-pointer>"
       # The instrumented code hides assignments from gcc's flow analysis.
-      $<$<C_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+      "$<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<C_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>")
     target_link_options(${target} PRIVATE -fsanitize=${_list})
   endif()
 endfunction()

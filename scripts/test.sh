@@ -17,6 +17,8 @@ parts (default: all of them)
   asan     address and undefined-behaviour sanitizers, whole suite
   plugins  backends as plug-ins, AMX tiles emulated: whole suite but the slow tests
   static   static library: install, ABI and examples
+  cuda     the CUDA backend's kernels in an emulator on the host: unit tests, conformance; where there
+           is nvcc also its plug-in: no kernel spills, and it loads where there is no driver
   model    release build; two real models end to end against other implementations (weights are
            fetched once into $XDG_CACHE_HOME/tessera or ~/.cache/tessera)
   release  optimised build, warnings are errors, whole suite
@@ -26,7 +28,7 @@ TEXT
 }
 fail() { printf 'test.sh: %s\n' "$*" >&2; exit 2; }
 
-all_parts=(arm tsan asan plugins static model release)
+all_parts=(arm tsan asan plugins static cuda model release)
 jobs=$(nproc)
 install=1
 parts=()
@@ -101,6 +103,20 @@ fi
 if wanted static; then
   configure_and_build release build-static -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-static -L 'install|abi|example'
+fi
+if wanted cuda; then
+  configure_and_build release build-cuda-emulated -DTESSERA_ENABLE_CUDA=ON -DTESSERA_EMULATE_CUDA=ON \
+    -DTESSERA_BUILD_BENCH=OFF
+  run_ctest build-cuda-emulated -L 'unit|conformance'
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+    configure_and_build release build-cuda -DTESSERA_ENABLE_CUDA=ON -DTESSERA_PLUGINS=ON \
+      -DTESSERA_BUILD_BENCH=OFF
+    say "build-cuda: kernel rows"
+    cmake --build build-cuda --target cuda_rows
+    run_ctest build-cuda -R cuda
+  else
+    say "build-cuda: left out, there is no nvcc"
+  fi
 fi
 if wanted model; then
   say "build: real models"

@@ -46,6 +46,9 @@ struct Row {
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
 };
 
+// The index-th row of kernels.def; nullptr past the last one.
+const Row *row_at(int32_t index);
+
 } // namespace cuda
 } // namespace tessera
 

@@ -3,7 +3,8 @@
 // The few services of a GPU runtime that the backend needs, so that backend.cpp and select.cpp name no
 // vendor. Two implementations: runtime_cuda.cpp (CUDA runtime linked statically, the driver found at
 // run time) and runtime_emulated.cpp (the SIMT emulator of common/gpu on host memory, for tests on
-// machines without a GPU). All calls return true on success; on failure they write one line of text.
+// machines without a GPU). Calls that can fail return true on success, or a status, and write one line
+// of text on failure. The current device of the calling thread is as it was when a call returns.
 #ifndef TESSERA_BACKENDS_CUDA_RUNTIME_H_
 #define TESSERA_BACKENDS_CUDA_RUNTIME_H_
 
@@ -42,19 +43,31 @@ struct Launch {
   void *stream;
 };
 
-// Device memory and devices. `device` is an ordinal.
+// What the vtable says of the memory that runs work on.
+#if defined(TESSERA_EMULATE_CUDA)
+constexpr tsr_device_kind kRuntimeKind = TSR_DEVICE_HOST;
+constexpr int32_t kRuntimeNamedOnly = 1; // correct, and thousands of times slower than a device
+#else
+constexpr tsr_device_kind kRuntimeKind = TSR_DEVICE_CUDA;
+constexpr int32_t kRuntimeNamedOnly = 0;
+#endif
+
+// `device` is an ordinal.
 bool runtime_probe(int32_t *devices, tsr_reason *why); // false: no driver or no device
 bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why);
-// Prepares a device function for its shared memory on a device; once per (function, device).
+// Prepares a device function on a device: its code is there, and it may use its shared memory.
 bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why);
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why);
 bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why);
-// Memory in stream order, for runs without a workspace.
-bool runtime_allocate(int32_t device, size_t bytes, void *stream, void **block, tsr_reason *why);
+// Memory in stream order, for runs without a workspace. INVALID_ARGUMENT while the stream is captured;
+// OUT_OF_MEMORY; DEVICE_ERROR.
+tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,
+                            tsr_reason *why);
 void runtime_release(int32_t device, void *block, void *stream);
-// Memory::kDevice with the wrong ordinal is reported through *owner.
+// Where a pointer points to; *owner is the device of device and managed memory.
 Memory runtime_where(const void *pointer, int32_t *owner);
-const char *runtime_version(); // "CUDA 13.0, driver 13.0"
+// "CUDA 13.0, driver 13.0", terminated and cut to the capacity.
+void runtime_version(char *text, size_t capacity);
 
 } // namespace cuda
 } // namespace tessera

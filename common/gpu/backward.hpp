@@ -86,26 +86,8 @@ struct Backward {
     const uint32_t x_offset = U::template free_offset<TX::kRowBytes>(x) + key_row() * TX::kRowBytes;
     const uint32_t y_offset =
         U::template con_offset<TY::kRowBytes>(y) + query_row() * TY::kRowBytes;
-    TSRI_UNROLL
-    for (int f = 0; f < kFree; ++f)
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e) acc[f][c].x[e] = 0.0f;
-    TSRI_UNROLL
-    for (int t = 0; t < kDepth; ++t) {
-      typename U::Free a[kFree];
-      TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        U::template load_free<TX::kRowBytes>(a[f], x_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c) {
-        typename U::Con b;
-        U::template load_con<TY::kRowBytes>(b, y_offset, c * U::kCon, t);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], b, a[f]);
-      }
-    }
+    const typename U::Free none[kFree][1] = {};
+    score_product<U, TY, TX, kDepth, false>(acc, y_offset, x_offset, none);
   }
 
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
@@ -155,20 +137,12 @@ struct Backward {
         U::template apply_offset<TileP::kRowBytes>(p) + key_row() * TileP::kRowBytes;
     const typename U::ZOffset z_offset =
         U::template z_offset<TZ::kRowBytes>(z, wave() % kOtherWaves * kOut);
-    TSRI_UNROLL
-    for (int t = 0; t < kTileQ / U::kApplyStep; ++t) {
-      typename U::Free a[kFree];
-      TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        U::template load_apply<TileP::kRowBytes>(a[f], p_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int o = 0; o < kOut; ++o) {
-        typename U::Z b;
-        U::template load_z<TZ::kRowBytes>(b, z_offset, t * U::kApplyStep, o);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::apply(out[f][o], b, a[f]);
-      }
-    }
+    apply_product<U, TZ, kTileQ / U::kApplyStep, true>(
+        out, z_offset, [p_offset](typename U::P(&a)[kFree], int step) {
+          TSRI_UNROLL
+          for (int f = 0; f < kFree; ++f)
+            U::template load_apply<TileP::kRowBytes>(a[f], p_offset, f * U::kFree, step);
+        });
   }
 
   // dq_sum += dS K for the tile's queries. rows: of queries that are used.
@@ -181,26 +155,13 @@ struct Backward {
         U::template apply_transposed_offset<TileP::kRowBytes>(kS, row);
     const typename U::ZOffset k_offset =
         U::template z_offset<TileK::kRowBytes>(kK + column_bytes, tile);
-    TSRI_UNROLL
-    for (int f = 0; f < kFreeQ; ++f)
-      TSRI_UNROLL
-      for (int o = 0; o < kOutQ; ++o)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
-    TSRI_UNROLL
-    for (int t = 0; t < kTileK / U::kApplyStep; ++t) {
-      typename U::Free a[kFreeQ];
-      TSRI_UNROLL
-      for (int f = 0; f < kFreeQ; ++f)
-        U::template load_apply_transposed<TileP::kRowBytes>(a[f], s_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int o = 0; o < kOutQ; ++o) {
-        typename U::Z b;
-        U::template load_z<TileK::kRowBytes>(b, k_offset, t * U::kApplyStep, o);
-        TSRI_UNROLL
-        for (int f = 0; f < kFreeQ; ++f) U::apply(out[f][o], b, a[f]);
-      }
-    }
+    clear<U>(out);
+    apply_product<U, TileK, kTileK / U::kApplyStep, true>(
+        out, k_offset, [s_offset](typename U::P(&a)[kFreeQ], int step) {
+          TSRI_UNROLL
+          for (int f = 0; f < kFreeQ; ++f)
+            U::template load_apply_transposed<TileP::kRowBytes>(a[f], s_offset, f * U::kFree, step);
+        });
     TSRI_UNROLL
     for (int f = 0; f < kFreeQ; ++f)
       TSRI_UNROLL

@@ -83,21 +83,8 @@ struct QueryTiles {
   TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t y, uint32_t x) {
     const uint32_t y_offset = U::template free_offset<TY::kRowBytes>(y) + wave_row() * TY::kRowBytes;
     const uint32_t x_offset = U::template con_offset<TX::kRowBytes>(x);
-    clear<U>(acc);
-    TSRI_UNROLL
-    for (int t = 0; t < kDepth; ++t) {
-      typename U::Free a[kFree];
-      TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        U::template load_free<TY::kRowBytes>(a[f], y_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c) {
-        typename U::Con b;
-        U::template load_con<TX::kRowBytes>(b, x_offset, c * U::kCon, t);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], b, a[f]);
-      }
-    }
+    const typename U::Free none[kFree][1] = {};
+    score_product<U, TX, TY, kDepth, false>(acc, x_offset, y_offset, none);
   }
 
   // dS of the tiles in shared memory; false when the wave's rows see none of the keys.
@@ -211,24 +198,13 @@ struct BackwardQ : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   // dq += dS K.
   TSRI_DEVICE_MEMBER void accumulate(typename U::Acc (&dq)[kFree][kOut],
                                      const typename Base::Scores &ds, uint32_t column_bytes) {
-    const typename U::ZOffset k_offset =
-        U::template z_offset<Base::TileK::kRowBytes>(Base::kK + column_bytes);
-    TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
-      TSRI_UNROLL
-      for (int step = 0; step < U::kCon / U::kApplyStep; ++step) {
-        typename U::Free a[kFree];
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::to_operand(a[f], ds[f][c], step);
-        TSRI_UNROLL
-        for (int o = 0; o < kOut; ++o) {
-          typename U::Z b;
-          U::template load_z<Base::TileK::kRowBytes>(b, k_offset,
-                                                     c * U::kCon + step * U::kApplyStep, o);
+    constexpr int steps = U::kCon / U::kApplyStep;
+    apply_product<U, typename Base::TileK, kCon * steps, false>(
+        dq, U::template z_offset<Base::TileK::kRowBytes>(Base::kK + column_bytes),
+        [&ds](typename U::P(&a)[kFree], int step) {
           TSRI_UNROLL
-          for (int f = 0; f < kFree; ++f) U::apply(dq[f][o], b, a[f]);
-        }
-      }
+          for (int f = 0; f < kFree; ++f) U::to_operand(a[f], ds[f][step / steps], step % steps);
+        });
   }
 };
 

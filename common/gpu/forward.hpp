@@ -13,6 +13,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
 #include "common/gpu/tile.hpp"
@@ -67,34 +68,6 @@ struct Forward {
   TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
-
-  // s = Q K^T of the wave's queries and one key tile.
-  TSRI_DEVICE_MEMBER void multiply_scores(Scores &s, const typename U::Free (&kept)[kFree][kDepth],
-                                          uint32_t q_offset, uint32_t k_offset) {
-    TSRI_UNROLL
-    for (int f = 0; f < kFree; ++f)
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e) s[f][c].x[e] = 0.0f;
-    TSRI_UNROLL
-    for (int t = 0; t < kDepth; ++t) {
-      typename U::Free q[kFree];
-      TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        if (kKeepQ)
-          q[f] = kept[f][t];
-        else
-          U::template load_free<TileQ::kRowBytes>(q[f], q_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c) {
-        typename U::Con k;
-        U::template load_con<TileK::kRowBytes>(k, k_offset, c * U::kCon, t);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::score(s[f][c], k, q[f]);
-      }
-    }
-  }
 
   // Hides what the interval rule hides.
   TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
@@ -200,23 +173,13 @@ struct Forward {
   }
 
   // out += P V of one tile.
-  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s,
-                                          typename U::ZOffset v_offset) {
-    TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
-      TSRI_UNROLL
-      for (int step = 0; step < kApply; ++step) {
-        typename U::P p[kFree];
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][c], step);
-        TSRI_UNROLL
-        for (int o = 0; o < kOut; ++o) {
-          typename U::Z v;
-          U::template load_z<TileV::kRowBytes>(v, v_offset, c * U::kCon + step * U::kApplyStep, o);
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile) {
+    apply_product<U, TileV, kCon * kApply, false>(
+        state.out, U::template z_offset<TileV::kRowBytes>(v_tile),
+        [&s](typename U::P(&p)[kFree], int step) {
           TSRI_UNROLL
-          for (int f = 0; f < kFree; ++f) U::apply(state.out[f][o], v, p[f]);
-        }
-      }
+          for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
+        });
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
@@ -268,12 +231,7 @@ struct Forward {
                                       args.call.vector & kVectorQ);
     const RowSource &k = shared.k, &v = shared.v;
     State state;
-    TSRI_UNROLL
-    for (int f = 0; f < kFree; ++f)
-      TSRI_UNROLL
-      for (int o = 0; o < kOut; ++o)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e) state.out[f][o].x[e] = 0.0f;
+    clear<U>(state.out);
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) {
       state.m[r] = Softmax::start_max();
@@ -292,7 +250,7 @@ struct Forward {
     }
     const uint32_t q_offset =
         U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
-    typename U::Free kept[kFree][kDepth];
+    typename U::Free kept[kFree][kKeepQ ? kDepth : 1];
     const int32_t wave_i0 = i0 + wave_row();
     const int first = larger(-i0, wave_row());
     const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
@@ -322,7 +280,7 @@ struct Forward {
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
-          for (int t = 0; t < kDepth; ++t)
+          for (int t = 0; t < (kKeepQ ? kDepth : 1); ++t)
             U::template load_free<TileQ::kRowBytes>(kept[f][t], q_offset, f * U::kFree, t);
       }
       // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
@@ -331,7 +289,8 @@ struct Forward {
       const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
       if (tile_class != TSRI_TILE_SKIP) {
-        multiply_scores(s, kept, q_offset, U::template con_offset<TileK::kRowBytes>(k_tile));
+        score_product<U, TileK, TileQ, kDepth, kKeepQ>(
+            s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
         if (kAny)
           modify_scores(s, terms, prefix, wave_i0, key0);
         else if (tile_class == TSRI_TILE_EDGE)
@@ -350,7 +309,7 @@ struct Forward {
       }
       if (tile_class != TSRI_TILE_SKIP) {
         if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
-        multiply_values(state, s, U::template z_offset<TileV::kRowBytes>(v_tile));
+        multiply_values(state, s, v_tile);
       }
       if (kStages == 1) sync_block(); // V has been read by all
     }

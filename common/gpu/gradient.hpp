@@ -7,6 +7,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
 #include "common/gpu/tile.hpp"
@@ -65,16 +66,6 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
   const bool allowed = !kEdge || stat_allows(stat, prefix, j);
   x = allowed ? p : 0.0f;
   y = allowed ? p * (y - stat.delta) : 0.0f;
-}
-
-template <class U, int kFree, int kOut>
-TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
-  TSRI_UNROLL
-  for (int f = 0; f < kFree; ++f)
-    TSRI_UNROLL
-    for (int o = 0; o < kOut; ++o)
-      TSRI_UNROLL
-      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
 }
 
 // factor * out into a gradient tensor, or added to it; nothing when it was not asked for. See

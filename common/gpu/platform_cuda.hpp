@@ -100,10 +100,6 @@ TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
                "l"(source), "r"(bytes)
                : "memory");
 }
-TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(offset)), "l"(source)
-               : "memory");
-}
 TSRI_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kLeft>
 TSRI_DEVICE void copy_wait() {

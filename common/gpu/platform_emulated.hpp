@@ -99,9 +99,6 @@ inline T load_global(const void *p) {
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
 }
-TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
-  copy_async(offset, source, true);
-}
 TSRI_DEVICE void copy_commit() { emulated_commit(); }
 template <int kLeft>
 inline void copy_wait() {

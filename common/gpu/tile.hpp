@@ -194,23 +194,19 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
     return;
   }
   // Rows in memory follow each other: a thread keeps its column and steps down by whole swizzle
-  // periods, so that both addresses move by constants. Most tiles lie inside the tensor altogether.
+  // periods, so that both addresses move by constants.
   const int r = thread / T::kChunks, c = thread % T::kChunks;
   const unsigned char *from = s.base + (s.first + first + r) * s.row_bytes + (chunk0 + c) * 16;
   const int64_t down = step * s.row_bytes;
   const uint32_t to = offset + T::at(r, c);
-  if (first >= 0 && first + T::kRows <= s.length && column + T::kColumns <= s.columns) {
-    TSRI_UNROLL
-    for (int n = 0; n < T::kRows / step; ++n, from += down)
-      copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from);
-    return;
-  }
-  const bool inside = (chunk0 + c) * T::kPerChunk < s.columns;
-  TSRI_NO_UNROLL
-  for (int n = 0; n < T::kRows / step; ++n, from += down) {
-    const int row = first + r + n * step;
+  // No branch around whole tiles: the copies are to be scheduled among the products that follow.
+  const int rows = (chunk0 + c) * T::kPerChunk < s.columns ? s.length - first : 0;
+  TSRI_UNROLL
+  for (int n = 0; n < T::kRows / step; ++n) {
+    const int row = r + n * step;
     copy_async(to + static_cast<uint32_t>(n * step * T::kRowBytes), from,
-               inside && static_cast<uint32_t>(row) < static_cast<uint32_t>(s.length));
+               row < rows && first + row >= 0);
+    from += down;
   }
 }
 

@@ -107,7 +107,8 @@ bool conform_run(tsr_context *context, const char *backend, const tsr_inputs *in
   bool ok = false;
   *refused = false;
   memset(results, 0, sizeof *results);
-  if (!tsr_setup_create(&setup, in, form, in->dtype, passes, why, sizeof why)) {
+  if (!tsr_setup_create_on(&setup, tsr_backends_device(context, backend, 0), in, form, in->dtype,
+                           passes, why, sizeof why)) {
     printf("%s: %s\n", form->name, why);
     return false;
   }
@@ -121,7 +122,7 @@ bool conform_run(tsr_context *context, const char *backend, const tsr_inputs *in
   }
   if (!ok)
     printf("%s %s %s: %s: %s\n", *refused ? "refused" : "FAIL", backend, form->name,
-           tsr_status_string(status), *why ? why : tsr_last_message());
+           tsr_status_string(status), *why ? why : tsr_setup_message(&setup));
   tsr_plan_destroy(plan);
   tsr_setup_destroy(&setup);
   return ok;

@@ -89,7 +89,7 @@ Test(decode, walk_equals_one_causal_run) {
   } types[] = {{TSR_DTYPE_F32, 0x1p-20}, {TSR_DTYPE_F16, 0x1p-9}, {TSR_DTYPE_BF16, 0x1p-6}};
   const char *names[16];
   int32_t n, count = tsr_backends_list(NULL, NULL, names, 16);
-  tsr_case row = ROW("walk", 1, HEADS, 2, STEPS, STEPS, DIM, DIM, .seed = 6);
+  tsr_case row = ROW("walk", 1, HEADS, 2, STEPS, STEPS, DIM, DIM, .seed = 6, .alignment = 16);
   size_t t;
   for (n = 0; n < count; ++n)
     for (t = 0; t < 3; ++t) {

@@ -10,8 +10,6 @@
 #include "conformance.h"
 #include "tests/support/tensor.h"
 
-static const tsr_device host = {TSR_DEVICE_HOST, 0};
-
 /* Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: one round is two products. */
 static void philox(uint32_t c[4], uint32_t k0, uint32_t k1) {
   int round;
@@ -57,18 +55,23 @@ static tsr_context *context_of(const char *backend) {
 /* Writes the mask into a guarded strided buffer and compares every element. */
 static void check_mask(const char *backend, tsr_dropout_problem d, tsr_pattern pattern) {
   tsr_context *context = context_of(backend);
+  const tsr_device device = tsr_backends_device(context, backend, 0);
   int64_t dim[4] = {d.batch, d.heads, d.seq_q, d.seq_k}, b, h, i, j, kept = 0, total = 0, where = 0;
   double *row = (double *)calloc((size_t)d.seq_k + 1, sizeof(double));
   tsr_buffer mask;
-  if (!tsr_buffer_create(&mask, TSR_DTYPE_U8, dim, pattern, false, 0)) {
+  if (!tsr_buffer_create_on(&mask, device, TSR_DTYPE_U8, dim, pattern, false, 0)) {
+    cr_assert(pattern >= TSR_PATTERN_HUGE_BATCH, "%s", tsr_block_reason());
     free(row);
     tsr_context_destroy(context);
     return; /* no address space for the huge strides */
   }
   d.struct_size = sizeof d;
   d.mask = mask.layout;
-  cr_assert_eq(tsr_dropout_mask(context, host, &d, (uint8_t *)tsr_buffer_data(&mask), NULL), 0,
+  cr_assert_eq(tsr_dropout_mask(context, device, &d, (uint8_t *)tsr_buffer_data(&mask), NULL), 0,
                "%s: %s", backend, tsr_last_message());
+  if (mask.block.gpu) cr_assert(tsr_gpu_synchronize(mask.block.gpu), "%s", tsr_gpu_error());
+  cr_assert(tsr_block_intact(&mask.block, &where), "%s: wrote byte %lld", backend,
+            (long long)where);
   for (b = 0; b < d.batch; ++b)
     for (h = 0; h < d.heads; ++h)
       for (i = 0; i < d.seq_q; ++i) {
@@ -172,27 +175,31 @@ Test(dropout, state_in_memory) {
   int32_t n, count = tsr_backends_list(NULL, NULL, names, 16);
   for (n = 0; n < count; ++n) {
     tsr_case row = *tsr_case_find("dropout");
-    const uint64_t state[2] = {row.drop_seed, row.drop_offset};
+    const tsr_device device = tsr_backends_device(NULL, names[n], 0);
+    tsr_block state;
     tsr_inputs in;
     tsr_setup setup;
     tsr_results by_value, by_pointer;
     tsr_plan *plan = NULL;
     char why[256];
     cr_assert(tsr_inputs_create(&in, &row, TSR_DTYPE_F32));
-    cr_assert(tsr_setup_create(&setup, &in, &row, TSR_DTYPE_F32, 1, why, sizeof why));
+    cr_assert(tsr_setup_create_on(&setup, device, &in, &row, TSR_DTYPE_F32, 1, why, sizeof why));
+    cr_assert(tsr_block_create_on(&state, device, 16, 8, false), "%s", tsr_block_reason());
+    memcpy(state.data, (const uint64_t[]){row.drop_seed, row.drop_offset}, 16);
     if (tsr_backends_plan(&plan, NULL, &setup, names[n], NULL) == TSR_STATUS_SUCCESS) {
-      cr_assert_eq(tsr_setup_run(&setup, plan, NULL), 0);
+      cr_assert_eq(tsr_setup_run(&setup, plan, NULL), 0, "%s", tsr_setup_message(&setup));
       cr_assert(tsr_setup_gather(&setup, &by_value, why, sizeof why), "%s", why);
       tsr_setup_reset(&setup);
       setup.args.seed = setup.args.offset = 0;
-      setup.args.rng_state = state;
-      cr_assert_eq(tsr_setup_run(&setup, plan, NULL), 0, "%s", tsr_last_message());
+      setup.args.rng_state = (const uint64_t *)(const void *)state.data;
+      cr_assert_eq(tsr_setup_run(&setup, plan, NULL), 0, "%s", tsr_setup_message(&setup));
       cr_assert(tsr_setup_gather(&setup, &by_pointer, why, sizeof why), "%s", why);
       cr_assert(conform_equal(names[n], &by_value, &by_pointer));
       tsr_results_destroy(&by_value);
       tsr_results_destroy(&by_pointer);
     }
     tsr_plan_destroy(plan);
+    tsr_block_destroy(&state);
     tsr_setup_destroy(&setup);
     tsr_inputs_destroy(&in);
   }

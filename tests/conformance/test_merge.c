@@ -13,18 +13,50 @@
 #include "tests/support/compare.h"
 #include "tests/support/numeric.h"
 
-static const tsr_device host = {TSR_DEVICE_HOST, 0};
-
 enum { B = 2, H = 4, HKV = 2, SQ = 19, SK = 157, D = 40, PARTS_MAX = 6 };
 
-/* A context in which only one backend may be used, so that it merges too. */
-static tsr_context *context_of(const char *backend) {
+/* A context in which only one backend may be used, so that it merges too, and memory where its tensors
+ * live. */
+typedef struct desk {
+  tsr_context *context;
+  tsr_device device;
+  tsr_block block;
+  size_t used;
+} desk;
+
+static desk desk_open(const char *backend, size_t bytes) {
   tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
-  tsr_context *context = NULL;
+  desk d = {0};
   options.backend = backend;
-  cr_assert_eq(tsr_context_create(&context, &options), TSR_STATUS_SUCCESS, "%s",
+  cr_assert_eq(tsr_context_create(&d.context, &options), TSR_STATUS_SUCCESS, "%s",
                tsr_last_message());
-  return context;
+  d.device = tsr_backends_device(d.context, backend, 0);
+  cr_assert(tsr_block_create_on(&d.block, d.device, bytes, 64, false), "%s", tsr_block_reason());
+  return d;
+}
+
+static void desk_close(desk *d) {
+  tsr_block_destroy(&d->block);
+  tsr_context_destroy(d->context);
+}
+
+/* Bytes of the desk, holding what from holds unless it is NULL. */
+static void *desk_take(desk *d, const void *from, size_t bytes) {
+  unsigned char *at = d->block.data + d->used;
+  d->used += (bytes + 15) / 16 * 16;
+  cr_assert_leq(d->used, d->block.size);
+  if (from) memcpy(at, from, bytes);
+  return at;
+}
+
+/* The merge, done when it returns. */
+static void desk_merge(const desk *d, const tsr_merge_problem *m, const void *const *o_parts,
+                       const float *const *lse_parts, void *o, float *lse) {
+  int64_t where = 0;
+  cr_assert_eq(tsr_merge(d->context, d->device, m, o_parts, lse_parts, o, lse, NULL),
+               TSR_STATUS_SUCCESS, "%s", tsr_last_message());
+  if (d->block.gpu) cr_assert(tsr_gpu_synchronize(d->block.gpu), "%s", tsr_gpu_error());
+  cr_assert(tsr_block_intact(&d->block, &where), "byte %lld was written", (long long)where);
 }
 
 static tsr_case whole_row(void) {
@@ -37,8 +69,8 @@ static tsr_case whole_row(void) {
 }
 
 /* Attention over keys first .. first + count - 1, as dense float32 arrays. */
-static bool run_part(tsr_context *context, const char *backend, const tsr_inputs *whole,
-                     int64_t first, int64_t count, float **o, float **lse) {
+static bool run_part(desk *table, const char *backend, const tsr_inputs *whole, int64_t first,
+                     int64_t count, float **o, float **lse) {
   tsr_case row = *whole->row;
   tsr_inputs in;
   tsr_results r;
@@ -55,13 +87,13 @@ static bool run_part(tsr_context *context, const char *backend, const tsr_inputs
         memcpy(tsr_dense_row(&in.v, b, h, j), tsr_dense_row(&whole->v, b, h, first + j),
                D * sizeof(double));
       }
-  ok = conform_run(context, backend, &in, &row, TSR_PASS_FORWARD, &r, &refused);
+  ok = conform_run(table->context, backend, &in, &row, TSR_PASS_FORWARD, &r, &refused);
   if (ok) {
     n = tsr_dense_count(&r.out[TSR_OUTPUT_O]);
-    *o = (float *)malloc((size_t)n * sizeof(float));
+    *o = (float *)desk_take(table, NULL, (size_t)n * sizeof(float));
     for (i = 0; i < n; ++i) (*o)[i] = (float)r.out[TSR_OUTPUT_O].x[i];
     n = tsr_dense_count(&r.out[TSR_OUTPUT_LSE]);
-    *lse = (float *)malloc((size_t)n * sizeof(float));
+    *lse = (float *)desk_take(table, NULL, (size_t)n * sizeof(float));
     for (i = 0; i < n; ++i) (*lse)[i] = (float)r.out[TSR_OUTPUT_LSE].x[i];
   }
   tsr_results_destroy(&r);
@@ -84,21 +116,21 @@ static void to_dense(tsr_dense *dense, int64_t last, const float *x) {
 }
 
 static void check_split(const char *backend, tsr_dtype dtype, const int64_t *cuts, int parts) {
-  tsr_context *context = context_of(backend);
+  enum { O = B * H * SQ * D, LSE = B * H * SQ };
+  desk d = desk_open(backend, (PARTS_MAX + 1) * (O + LSE) * sizeof(float));
   tsr_case row = whole_row();
   tsr_inputs in;
   tsr_results ref, naive;
   float *o[PARTS_MAX] = {0}, *lse[PARTS_MAX] = {0};
-  float merged[B * H * SQ * D], merged_lse[B * H * SQ];
+  float *merged = (float *)desk_take(&d, NULL, O * sizeof(float));
+  float *merged_lse = (float *)desk_take(&d, NULL, LSE * sizeof(float));
   tsr_merge_problem m = merge_problem(parts);
   char why[256];
   int n, which;
   cr_assert(tsr_inputs_create(&in, &row, dtype));
   for (n = 0; n < parts; ++n)
-    cr_assert(run_part(context, backend, &in, cuts[n], cuts[n + 1] - cuts[n], &o[n], &lse[n]));
-  cr_assert_eq(tsr_merge(context, host, &m, (const void *const *)o, (const float *const *)lse,
-                         merged, merged_lse, NULL),
-               TSR_STATUS_SUCCESS, "%s", tsr_last_message());
+    cr_assert(run_part(&d, backend, &in, cuts[n], cuts[n + 1] - cuts[n], &o[n], &lse[n]));
+  desk_merge(&d, &m, (const void *const *)o, (const float *const *)lse, merged, merged_lse);
   cr_assert(tsr_backends_truth(NULL, &in, TSR_TRUTH_REF64, 1, &ref, why, sizeof why), "%s", why);
   cr_assert(tsr_backends_truth(NULL, &in, TSR_TRUTH_NAIVE, 1, &naive, why, sizeof why), "%s", why);
   for (which = TSR_OUTPUT_O; which <= TSR_OUTPUT_LSE; ++which) {
@@ -113,11 +145,10 @@ static void check_split(const char *backend, tsr_dtype dtype, const int64_t *cut
                   bound.max);
     tsr_dense_destroy(&x);
   }
-  for (n = 0; n < parts; ++n) free(o[n]), free(lse[n]);
   tsr_results_destroy(&ref);
   tsr_results_destroy(&naive);
   tsr_inputs_destroy(&in);
-  tsr_context_destroy(context);
+  desk_close(&d);
 }
 
 Test(merge, parts_equal_whole) {
@@ -140,24 +171,28 @@ typedef struct small {
   float o[3], lse;
 } small;
 
-static void merge_small(tsr_context *context, tsr_dtype dtype, int parts, const small *in,
-                        small *out) {
+static void merge_small(desk *table, tsr_dtype dtype, int parts, const small *in, small *out) {
   tsr_merge_problem m = {sizeof m};
   const void *o_parts[8];
   const float *lse_parts[8];
-  unsigned char stored[8][3 * 4], result[3 * 4];
+  void *result;
+  float *lse;
   int n, i;
+  table->used = 0;
+  result = desk_take(table, NULL, sizeof out->o);
+  lse = (float *)desk_take(table, NULL, sizeof *lse);
   m.parts = parts;
   m.batch = m.heads = m.seq = 1, m.dim_v = 3;
   m.o_part.dtype = m.o.dtype = dtype;
   m.lse_part.dtype = m.lse.dtype = TSR_DTYPE_F32;
   for (n = 0; n < parts; ++n) {
-    for (i = 0; i < 3; ++i) tsr_test_store(dtype, stored[n], i, (double)in[n].o[i]);
-    o_parts[n] = stored[n];
-    lse_parts[n] = &in[n].lse;
+    void *stored = desk_take(table, NULL, sizeof out->o);
+    for (i = 0; i < 3; ++i) tsr_test_store(dtype, stored, i, (double)in[n].o[i]);
+    o_parts[n] = stored;
+    lse_parts[n] = (const float *)desk_take(table, &in[n].lse, sizeof(float));
   }
-  cr_assert_eq(tsr_merge(context, host, &m, o_parts, lse_parts, result, &out->lse, NULL),
-               TSR_STATUS_SUCCESS, "%s", tsr_last_message());
+  desk_merge(table, &m, o_parts, lse_parts, result, lse);
+  out->lse = *lse;
   for (i = 0; i < 3; ++i) out->o[i] = (float)tsr_test_load(dtype, result, i);
 }
 
@@ -166,30 +201,30 @@ Test(merge, parts_without_keys) {
   static const tsr_dtype dtypes[] = {TSR_DTYPE_F32, TSR_DTYPE_F16, TSR_DTYPE_BF16};
   const char *names[16];
   int32_t i, count = tsr_backends_list(NULL, NULL, names, 16);
-  size_t d;
+  size_t t;
   for (i = 0; i < count; ++i)
-    for (d = 0; d < 3; ++d) {
-      tsr_context *context = context_of(names[i]);
+    for (t = 0; t < 3; ++t) {
+      desk d = desk_open(names[i], 4096);
       small empty = {{0, 0, 0}, -INFINITY}, garbage = {{NAN, INFINITY, -INFINITY}, -INFINITY};
       small one = {{1, -2, 0.5f}, 3.25f}, other = {{3, 2, 0.5f}, 3.25f}, out;
-      merge_small(context, dtypes[d], 2, (small[]){empty, empty}, &out);
+      merge_small(&d, dtypes[t], 2, (small[]){empty, empty}, &out);
       cr_assert(out.o[0] == 0 && out.o[1] == 0 && out.o[2] == 0 && out.lse == -INFINITY,
                 "%s: two empty parts gave %g, %g", names[i], (double)out.o[0], (double)out.lse);
-      merge_small(context, dtypes[d], 2, (small[]){garbage, garbage}, &out);
+      merge_small(&d, dtypes[t], 2, (small[]){garbage, garbage}, &out);
       cr_assert(out.o[0] == 0 && out.o[1] == 0 && out.o[2] == 0 && out.lse == -INFINITY);
-      merge_small(context, dtypes[d], 3, (small[]){garbage, one, empty}, &out);
+      merge_small(&d, dtypes[t], 3, (small[]){garbage, one, empty}, &out);
       cr_assert(memcmp(&out, &one, sizeof out) == 0, "%s: %g %g", names[i], (double)out.o[0],
                 (double)out.lse);
-      merge_small(context, dtypes[d], 1, (small[]){one}, &out);
+      merge_small(&d, dtypes[t], 1, (small[]){one}, &out);
       cr_assert(memcmp(&out, &one, sizeof out) == 0);
-      merge_small(context, dtypes[d], 2, (small[]){one, other}, &out);
+      merge_small(&d, dtypes[t], 2, (small[]){one, other}, &out);
       cr_assert(out.o[0] == 2 && out.o[1] == 0 && out.o[2] == 0.5f, "%g %g %g", (double)out.o[0],
                 (double)out.o[1], (double)out.o[2]);
       cr_assert_float_eq(out.lse, 3.25f + logf(2.0f), 1e-6f);
       one.lse = 3000, other.lse = -3000; /* no overflow, no underflow into NaN */
-      merge_small(context, dtypes[d], 2, (small[]){other, one}, &out);
+      merge_small(&d, dtypes[t], 2, (small[]){other, one}, &out);
       cr_assert(out.o[0] == 1 && out.lse == 3000);
-      tsr_context_destroy(context);
+      desk_close(&d);
     }
 }
 
@@ -197,9 +232,15 @@ Test(merge, in_place_and_strided) {
   const char *names[16];
   int32_t n, count = tsr_backends_list(NULL, NULL, names, 16);
   for (n = 0; n < count; ++n) {
-    enum { S = 37, E = 8 };
-    tsr_context *context = context_of(names[n]);
-    float a[S * E], b[S * E], wide[S * 2 * E * 2], la[S], lb[S], expected[S * E], expected_lse[S];
+    enum { S = 37, E = 8, WIDE = S * 2 * E * 2 };
+    desk d = desk_open(names[n], 32768);
+    float *a = (float *)desk_take(&d, NULL, S * E * sizeof(float));
+    float *b = (float *)desk_take(&d, NULL, S * E * sizeof(float));
+    float *wide = (float *)desk_take(&d, NULL, WIDE * sizeof(float));
+    float *expected = (float *)desk_take(&d, NULL, S * E * sizeof(float));
+    float *la = (float *)desk_take(&d, NULL, S * sizeof(float));
+    float *lb = (float *)desk_take(&d, NULL, S * sizeof(float));
+    float *expected_lse = (float *)desk_take(&d, NULL, S * sizeof(float));
     const void *parts[2] = {a, b};
     const float *lses[2] = {la, lb};
     tsr_merge_problem m = {sizeof m};
@@ -214,15 +255,13 @@ Test(merge, in_place_and_strided) {
       la[i] = (float)tsr_test_normal(1, 3, (uint64_t)i);
       lb[i] = (float)tsr_test_normal(1, 4, (uint64_t)i);
     }
-    cr_assert_eq(tsr_merge(context, host, &m, parts, lses, expected, expected_lse, NULL), 0, "%s",
-                 tsr_last_message());
+    desk_merge(&d, &m, parts, lses, expected, expected_lse);
     /* Result with every other element and rows apart. */
-    for (i = 0; i < S * 2 * E * 2; ++i) tsr_test_poison(TSR_DTYPE_F32, wide, i);
+    for (i = 0; i < WIDE; ++i) tsr_test_poison(TSR_DTYPE_F32, wide, i);
     m.o.order = TSR_ORDER_STRIDED;
     m.o.stride[0] = m.o.stride[1] = S * 4 * E, m.o.stride[2] = 4 * E, m.o.stride[3] = 2;
     m.lse.dtype = TSR_DTYPE_NONE;
-    cr_assert_eq(tsr_merge(context, host, &m, parts, lses, wide, NULL, NULL), 0, "%s",
-                 tsr_last_message());
+    desk_merge(&d, &m, parts, lses, wide, NULL);
     for (i = 0; i < S; ++i)
       for (j = 0; j < 4 * E; ++j)
         if (j < 2 * E && j % 2 == 0)
@@ -232,11 +271,11 @@ Test(merge, in_place_and_strided) {
     /* Over the second part. */
     memset(&m.o, 0, sizeof m.o);
     m.o.dtype = m.lse.dtype = TSR_DTYPE_F32;
-    cr_assert_eq(tsr_merge(context, host, &m, parts, lses, b, lb, NULL), 0, "%s",
-                 tsr_last_message());
-    cr_assert(memcmp(b, expected, sizeof b) == 0 && memcmp(lb, expected_lse, sizeof lb) == 0,
+    desk_merge(&d, &m, parts, lses, b, lb);
+    cr_assert(memcmp(b, expected, S * E * sizeof *b) == 0 &&
+                  memcmp(lb, expected_lse, S * sizeof *lb) == 0,
               "%s: in place differs", names[n]);
-    tsr_context_destroy(context);
+    desk_close(&d);
   }
 }
 
@@ -244,20 +283,23 @@ Test(merge, very_many_parts) {
   enum { N = 65536 };
   const void **parts = (const void **)malloc(N * sizeof *parts);
   const float **lses = (const float **)malloc(N * sizeof *lses);
-  float part = 0.75f, lse = 1.5f, o = 0, total = 0;
+  const float part = 0.75f, lse = 1.5f;
   const char *names[16];
   int32_t n, count = tsr_backends_list(NULL, NULL, names, 16), i;
-  for (i = 0; i < N; ++i) parts[i] = &part, lses[i] = &lse;
   for (n = 0; n < count; ++n) {
-    tsr_context *context = context_of(names[n]);
+    desk d = desk_open(names[n], 64);
+    const void *one = desk_take(&d, &part, sizeof part);
+    const float *one_lse = (const float *)desk_take(&d, &lse, sizeof lse);
+    float *o = (float *)desk_take(&d, NULL, sizeof *o);
+    float *total = (float *)desk_take(&d, NULL, sizeof *total);
     tsr_merge_problem m = {sizeof m};
+    for (i = 0; i < N; ++i) parts[i] = one, lses[i] = one_lse;
     m.parts = N, m.batch = m.heads = m.seq = m.dim_v = 1;
     m.o_part.dtype = m.lse_part.dtype = m.o.dtype = m.lse.dtype = TSR_DTYPE_F32;
-    cr_assert_eq(tsr_merge(context, host, &m, parts, lses, &o, &total, NULL), 0, "%s",
-                 tsr_last_message());
-    cr_assert_float_eq(o, part, 1e-5f, "%s: %g", names[n], (double)o);
-    cr_assert_float_eq(total, lse + 16 * logf(2.0f), 1e-4f, "%s: %g", names[n], (double)total);
-    tsr_context_destroy(context);
+    desk_merge(&d, &m, parts, lses, o, total);
+    cr_assert_float_eq(*o, part, 1e-5f, "%s: %g", names[n], (double)*o);
+    cr_assert_float_eq(*total, lse + 16 * logf(2.0f), 1e-4f, "%s: %g", names[n], (double)*total);
+    desk_close(&d);
   }
   free(parts);
   free(lses);

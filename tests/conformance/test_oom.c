@@ -9,8 +9,6 @@
 
 #include "conformance.h"
 
-static const tsr_device host = {TSR_DEVICE_HOST, 0};
-
 typedef struct heap {
   int64_t live, calls;
   int64_t fail_at; /* index of the request that fails; -1: none */
@@ -58,7 +56,13 @@ static tsr_status run_without_workspace(tsr_context *context, const tsr_setup *s
   return status;
 }
 
-static tsr_status everything(heap *h, const tsr_setup *setup, const char *backend) {
+/* What the calls beside runs work on. */
+typedef struct small {
+  uint8_t mask[64];
+  float o, lse, merged, merged_lse;
+} small;
+
+static tsr_status everything(heap *h, tsr_setup *setup, const char *backend, small *memory) {
   tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
   tsr_context *context = NULL;
   tsr_status status;
@@ -73,20 +77,20 @@ static tsr_status everything(heap *h, const tsr_setup *setup, const char *backen
   status = run_without_workspace(context, setup, backend);
   if (status == TSR_STATUS_SUCCESS) {
     tsr_dropout_problem d = {sizeof d};
-    uint8_t mask[64];
     d.batch = d.heads = 1, d.seq_q = d.seq_k = 8, d.dropout = 0.5f;
     d.mask.dtype = TSR_DTYPE_U8;
-    status = tsr_dropout_mask(context, host, &d, mask, NULL);
+    status = tsr_dropout_mask(context, setup->device, &d, memory->mask, NULL);
   }
   if (status == TSR_STATUS_SUCCESS) {
     tsr_merge_problem m = {sizeof m};
-    float o = 1, lse = 2, merged, merged_lse;
-    const void *parts[2] = {&o, &o};
-    const float *lses[2] = {&lse, &lse};
+    const void *parts[2] = {&memory->o, &memory->o};
+    const float *lses[2] = {&memory->lse, &memory->lse};
     m.parts = 2, m.batch = m.heads = m.seq = m.dim_v = 1;
     m.o_part.dtype = m.lse_part.dtype = m.o.dtype = m.lse.dtype = TSR_DTYPE_F32;
-    status = tsr_merge(context, host, &m, parts, lses, &merged, &merged_lse, NULL);
+    status = tsr_merge(context, setup->device, &m, parts, lses, &memory->merged,
+                       &memory->merged_lse, NULL);
   }
+  if (status == TSR_STATUS_SUCCESS) status = tsr_setup_settle(setup);
   tsr_context_destroy(context);
   return status;
 }
@@ -98,23 +102,30 @@ static void inject(const char *name, const char *backend, uint32_t passes) {
   tsr_inputs in;
   tsr_setup setup;
   tsr_status status;
+  tsr_block block;
+  small *memory;
   int64_t n, failed = 0;
   int mode;
+  const tsr_device device = tsr_backends_device(NULL, backend, 0);
   cr_assert(tsr_inputs_create(&in, row, TSR_DTYPE_F32));
-  cr_assert(tsr_setup_create(&setup, &in, row, TSR_DTYPE_F32, passes, why, sizeof why));
-  status = everything(&clean, &setup, backend);
+  cr_assert(tsr_setup_create_on(&setup, device, &in, row, TSR_DTYPE_F32, passes, why, sizeof why));
+  cr_assert(tsr_block_create_on(&block, device, sizeof *memory, 64, false), "%s",
+            tsr_block_reason());
+  memory = (small *)(void *)block.data;
+  memory->o = 1, memory->lse = 2;
+  status = everything(&clean, &setup, backend, memory);
   if (status == TSR_STATUS_NOT_SUPPORTED) {
     cr_assert(!conform_required(backend, passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD
                                                                     : TSR_PASS_FORWARD,
                                 row->group, TSR_DTYPE_F32));
   } else {
-    cr_assert_eq(status, TSR_STATUS_SUCCESS, "%s: %s", backend, tsr_last_message());
+    cr_assert_eq(status, TSR_STATUS_SUCCESS, "%s: %s", backend, tsr_setup_message(&setup));
     cr_assert_eq(clean.live, 0);
     cr_assert_gt(clean.calls, 2);
     for (mode = 0; mode < 2; ++mode)
       for (n = 0; n < clean.calls; ++n) {
         heap h = {0, 0, n, mode == 1};
-        status = everything(&h, &setup, backend);
+        status = everything(&h, &setup, backend, memory);
         cr_assert_eq(h.live, 0, "%s %s: %lld blocks kept after request %lld failed", backend, name,
                      (long long)h.live, (long long)n);
         if (status == TSR_STATUS_SUCCESS) continue; /* it can do without: fine */
@@ -124,6 +135,7 @@ static void inject(const char *name, const char *backend, uint32_t passes) {
       }
     cr_assert_gt(failed, 0);
   }
+  tsr_block_destroy(&block);
   tsr_setup_destroy(&setup);
   tsr_inputs_destroy(&in);
 }

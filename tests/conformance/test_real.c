@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "conformance.h"
@@ -24,7 +25,8 @@ static tsr_dtype read_tensor(const char *layer, const char *which, tsr_dense *in
   cli_message message = {0};
   int64_t dim[4] = {1, 1, 1, 1}, i;
   tsr_dtype dtype;
-  snprintf(spec, sizeof spec, "%s:%s.%s", TESSERA_REAL_QKV, layer, which);
+  const char *file = getenv("TSR_REAL_QKV"); /* when the tree is elsewhere than where it was built */
+  snprintf(spec, sizeof spec, "%s:%s.%s", file ? file : TESSERA_REAL_QKV, layer, which);
   cr_assert(file_tensor_read(&t, spec, NULL, false, &message), "%s", spec);
   for (i = 0; i < t.rank && i < 4; ++i) dim[i] = t.shape[i];
   cr_assert(tsr_dense_create(into, dim[0], dim[1], dim[2], dim[3]));

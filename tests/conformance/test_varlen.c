@@ -26,6 +26,7 @@ static tsr_case base_row(tsr_causal causal, bool features) {
   row.len_q = len_q, row.len_k = len_k, row.left_q = left_q, row.left_k = left_k;
   row.causal = causal;
   row.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
+  row.alignment = 16; /* what the fast kernels of some backends ask for */
   if (features) {
     row.bias = TSR_BIAS_NORMAL, row.mask = TSR_MASK_RANDOM, row.alibi = TSR_ALIBI_PER_HEAD;
     row.sink = TSR_SINK_NORMAL, row.softcap = 7.0f, row.max_logit = true;

@@ -34,7 +34,7 @@ rule("^api/include/tessera/dlpack\\.h$" "${public}|${pure}|<dlpack/dlpack\\.h>" 
 rule("^api/include/" "${public}|<stddef\\.h>|<stdint\\.h>" "${none}")
 rule("^api/src/" "${public}|${common}|${own}|${system}" "${vendor}|<omp\\.h>")
 rule("^common/reference/" "${public}|${common}|${own}|${system}" "${vendor}")
-rule("^common/gpu/platform\\.hpp$" "${public}|${common}|${gpu}|${own}|${system}" "${none}")
+rule("^common/gpu/(platform\\.hpp|emulator\\.cpp)$" "${public}|${common}|${gpu}|${own}|${system}" "${none}")
 rule("^common/gpu/" "${public}|${common}|${gpu}|${own}|${pure}" "${none}")
 rule("^common/" "${public}|${common}|${own}|${pure}" "${none}")
 rule("^backends/cpu/"

@@ -10,21 +10,44 @@
 
 #include "numeric.h"
 
-static const tsr_device host = {TSR_DEVICE_HOST, 0};
+/* Whether a name stands in a comma-separated list; NULL and "" name everything. */
+static bool listed(const char *list, const char *name) {
+  size_t length = strlen(name);
+  const char *at = list;
+  if (!list || !*list) return true;
+  for (; at; at = strchr(at, ','), at = at ? at + 1 : NULL)
+    if (strncmp(at, name, length) == 0 && (at[length] == 0 || at[length] == ',')) return true;
+  return false;
+}
 
 int32_t tsr_backends_list(tsr_context *context, const char *wanted, const char **names,
                           int32_t capacity) {
   int32_t i, found = 0, count = tsr_context_backend_count(context);
+  const char *list = getenv("TSR_TEST_BACKENDS");
   for (i = 0; i < count; ++i) {
     tsr_backend_info info = {0};
     info.struct_size = sizeof info;
     if (tsr_context_backend_info(context, i, &info) != TSR_STATUS_SUCCESS) continue;
-    if (!info.available || info.device_kind != TSR_DEVICE_HOST) continue;
-    if (wanted && strcmp(wanted, info.name) != 0) continue;
+    if (!info.available || info.devices < 1) continue;
+    if (wanted ? strcmp(wanted, info.name) != 0 : !listed(list, info.name)) continue;
     if (found < capacity) names[found] = info.name;
     found++;
   }
   return found;
+}
+
+tsr_device tsr_backends_device(tsr_context *context, const char *backend, int32_t ordinal) {
+  tsr_device device = {TSR_DEVICE_HOST, 0};
+  int32_t i, count = tsr_context_backend_count(context);
+  for (i = 0; i < count; ++i) {
+    tsr_backend_info info = {0};
+    info.struct_size = sizeof info;
+    if (tsr_context_backend_info(context, i, &info) != TSR_STATUS_SUCCESS) continue;
+    if (strcmp(backend, info.name) != 0 || info.device_kind == TSR_DEVICE_HOST) continue;
+    device.kind = info.device_kind;
+    device.index = ordinal;
+  }
+  return device;
 }
 
 const char *tsr_backends_kernel(tsr_context *context, const char *backend, tsr_pass pass,
@@ -48,7 +71,7 @@ tsr_status tsr_backends_plan(tsr_plan **plan, tsr_context *context, const tsr_se
   tsr_problem problem = setup->problem;
   problem.backend = backend;
   problem.kernel = kernel;
-  return tsr_plan_create(plan, context, host, &problem);
+  return tsr_plan_create(plan, context, setup->device, &problem);
 }
 
 static const char *naive_kernel(tsr_context *context, tsr_pass pass, tsr_dtype dtype) {
@@ -82,7 +105,7 @@ static bool run_truth(tsr_context *context, tsr_setup *setup, tsr_truth which, c
   if (status != TSR_STATUS_SUCCESS)
     snprintf(why, capacity, "reference (%s): %s: %s",
              which == TSR_TRUTH_NAIVE ? "naive" : "ref64", tsr_status_string(status),
-             tsr_last_message());
+             tsr_setup_message(setup));
   tsr_plan_destroy(forward);
   tsr_plan_destroy(backward);
   return status == TSR_STATUS_SUCCESS;

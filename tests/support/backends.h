@@ -16,16 +16,21 @@
 extern "C" {
 #endif
 
-/* Available backends whose tensors live in host memory, in registry order. Fills names up to
- * capacity, returns how many there are. wanted NULL: all, else only that one. */
+/* Available backends in registry order, on host memory or on a device that this machine has, also
+ * those that are used only when named. Fills names up to capacity, returns how many there are. wanted
+ * NULL: all, or those that the environment's TSR_TEST_BACKENDS names (comma-separated); else only that
+ * one. */
 int32_t tsr_backends_list(tsr_context *context, const char *wanted, const char **names,
                           int32_t capacity);
+
+/* Where a backend's tensors live: host memory, or its device of that ordinal. */
+tsr_device tsr_backends_device(tsr_context *context, const char *backend, int32_t ordinal);
 
 /* Name of the i-th kernel of a pass of a backend; NULL past the last one. */
 const char *tsr_backends_kernel(tsr_context *context, const char *backend, tsr_pass pass,
                                 int32_t i);
 
-/* Makes a plan of setup->problem on a backend and kernel (NULL: dispatcher's choice). */
+/* Makes a plan of setup->problem for setup->device on a backend and kernel (NULL: dispatcher's choice). */
 tsr_status tsr_backends_plan(tsr_plan **plan, tsr_context *context, const tsr_setup *setup,
                              const char *backend, const char *kernel);
 

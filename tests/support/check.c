@@ -12,7 +12,7 @@
 #include "compare.h"
 #include "numeric.h"
 
-enum { BACKENDS_MAX = 32, TEXT = 512 };
+enum { BACKENDS_MAX = 32, TEXT = 768, KERNELS_MAX = 256, ALIGNED = 16 };
 
 typedef struct check {
   const tsr_check_options *options;
@@ -22,6 +22,8 @@ typedef struct check {
   tsr_results ref, naive;
   uint32_t passes;
   const char *backend, *kernel;
+  char name[128];         /* of the case, with "@16" when the alignment was raised */
+  bool ran[KERNELS_MAX];  /* kernels of the pass that ran already, by index */
 } check;
 
 const char *tsr_verdict_string(tsr_verdict verdict) {
@@ -77,7 +79,7 @@ void tsr_check_tally_add(tsr_check_tally *tally, const tsr_check_record *r) {
 
 static tsr_check_record record_of(const check *c, tsr_pass pass) {
   tsr_check_record r = {0};
-  r.case_name = c->row->name;
+  r.case_name = c->name;
   r.group = c->row->group;
   r.note = c->row->note ? c->row->note : "";
   r.backend = c->backend;
@@ -166,7 +168,7 @@ static void run_plan(check *c, tsr_setup *setup, tsr_plan *plan) {
   tsr_status status = tsr_setup_run(setup, plan, NULL);
   int which;
   if (status != TSR_STATUS_SUCCESS) {
-    snprintf(why, sizeof why, "run: %s: %s", tsr_status_string(status), tsr_last_message());
+    snprintf(why, sizeof why, "run: %s: %s", tsr_status_string(status), tsr_setup_message(setup));
     emit_text(c, TSR_VERDICT_FAIL, why);
     return;
   }
@@ -179,56 +181,102 @@ static void run_plan(check *c, tsr_setup *setup, tsr_plan *plan) {
   tsr_results_destroy(&results);
 }
 
-/* One backend and kernel; kernel NULL: the dispatcher's choice. quiet: a refusal is no record (a
- * kernel of another dtype among all kernels). chosen: NULL, or receives the plan's kernel. */
-static void run_kernel(check *c, const char *kernel, bool quiet, char chosen[128]) {
+static tsr_pass last_pass(const check *c) {
+  return c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
+}
+
+/* Index among the kernels of the pass; KERNELS_MAX - 1 for what lies past the table. */
+static int32_t kernel_index(const check *c, const char *kernel) {
+  const char *name;
+  int32_t k;
+  for (k = 0; k < KERNELS_MAX - 1; ++k) {
+    name = tsr_backends_kernel(c->options->context, c->backend, last_pass(c), k);
+    if (!name || strcmp(name, kernel) == 0) break;
+  }
+  return k;
+}
+
+/* The setup of the case in hand, made anew after damage: false with a record. */
+static bool open_setup(check *c, tsr_setup *setup) {
   char why[TEXT];
-  tsr_setup setup;
+  const tsr_device device =
+      tsr_backends_device(c->options->context, c->backend, c->options->device);
+  if (tsr_setup_create_on(setup, device, c->in, &c->form, c->in->dtype, c->passes, why,
+                          sizeof why))
+    return true;
+  emit_text(c, setup->broken ? TSR_VERDICT_FAIL : TSR_VERDICT_SKIPPED, why);
+  return false;
+}
+
+/* One kernel; NULL: the dispatcher's choice, which must be a kernel that has not run. quiet: a refusal
+ * is no record (a kernel of another dtype among all kernels). Returns whether the setup can serve
+ * another run. */
+static bool run_kernel(check *c, tsr_setup *setup, const char *kernel, bool quiet) {
+  char why[TEXT];
   tsr_plan *plan = NULL;
   tsr_status status;
   tsr_plan_info info = {0};
   c->kernel = kernel;
-  if (!tsr_setup_create(&setup, c->in, &c->form, c->in->dtype, c->passes, why, sizeof why)) {
-    emit_text(c, TSR_VERDICT_SKIPPED, why);
-    return;
-  }
-  status = tsr_backends_plan(&plan, c->options->context, &setup, c->backend, kernel);
+  status = tsr_backends_plan(&plan, c->options->context, setup, c->backend, kernel);
   if (status == TSR_STATUS_NOT_SUPPORTED) {
     if (!quiet) emit_text(c, TSR_VERDICT_REFUSED, tsr_last_message());
   } else if (status != TSR_STATUS_SUCCESS) {
     snprintf(why, sizeof why, "plan: %s: %s", tsr_status_string(status), tsr_last_message());
     emit_text(c, TSR_VERDICT_FAIL, why);
   } else {
-    tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
     info.struct_size = sizeof info;
-    if (tsr_plan_describe(plan, pass, &info) == TSR_STATUS_SUCCESS) c->kernel = info.kernel;
-    if (chosen) snprintf(chosen, 128, "%s", c->kernel ? c->kernel : "");
-    run_plan(c, &setup, plan);
+    if (tsr_plan_describe(plan, last_pass(c), &info) == TSR_STATUS_SUCCESS) c->kernel = info.kernel;
+    const int32_t index = kernel_index(c, c->kernel ? c->kernel : "");
+    if (!c->ran[index]) {
+      c->ran[index] = true;
+      run_plan(c, setup, plan);
+      if (!setup->broken) tsr_setup_reset(setup);
+    }
   }
   tsr_plan_destroy(plan);
-  tsr_setup_destroy(&setup);
+  return !setup->broken;
 }
 
-/* Kernels that dispatch did not choose, by name, except the baseline: it is the yardstick itself. */
-static void run_other_kernels(check *c, const char *chosen) {
-  tsr_pass pass = c->passes & TSR_PASS_BACKWARD ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD;
-  const char *kernel;
+/* Runs the case in hand with the kernels that the options name and that have not run on it. False when
+ * the machine cannot hold the case. */
+static bool run_form(check *c, bool quiet) {
+  const char *wanted = c->options->kernel, *kernel;
+  const bool all = wanted && strcmp(wanted, "*") == 0;
+  tsr_setup setup;
   int32_t k;
-  for (k = 0;
-       (kernel = tsr_backends_kernel(c->options->context, c->backend, pass, k)) != NULL; ++k)
-    if (strcmp(kernel, chosen) != 0 && !strstr(kernel, "naive")) run_kernel(c, kernel, true, NULL);
+  if (!open_setup(c, &setup)) return false;
+  bool open = run_kernel(c, &setup, all ? NULL : wanted, quiet);
+  /* Kernels that dispatch did not choose, by name, except the baseline: it is the yardstick. */
+  for (k = 0; all; ++k) {
+    kernel = tsr_backends_kernel(c->options->context, c->backend, last_pass(c), k);
+    if (!kernel) break;
+    if ((k < KERNELS_MAX - 1 && c->ran[k]) || strstr(kernel, "naive")) continue;
+    if (!open) {
+      tsr_setup_destroy(&setup);
+      if (!open_setup(c, &setup)) return false;
+    }
+    open = run_kernel(c, &setup, kernel, true);
+  }
+  tsr_setup_destroy(&setup);
+  return true;
 }
 
 static void run_backends(check *c) {
   const char *names[BACKENDS_MAX];
-  const char *kernel = c->options->kernel;
-  bool all = kernel && strcmp(kernel, "*") == 0;
   int32_t i, count = tsr_check_backends(c->options, names, BACKENDS_MAX);
+  const char *wanted = c->options->kernel;
+  const int64_t alignment = c->form.alignment;
+  /* One kernel by name may take the case either way: it is refused when both are. */
+  const bool named = wanted && strcmp(wanted, "*") != 0 && alignment < ALIGNED;
   for (i = 0; i < count && i < BACKENDS_MAX; ++i) {
-    char chosen[128] = "";
     c->backend = names[i];
-    run_kernel(c, all ? NULL : kernel, false, chosen);
-    if (all) run_other_kernels(c, chosen);
+    memset(c->ran, 0, sizeof c->ran);
+    snprintf(c->name, sizeof c->name, "%s", c->row->name);
+    if (!run_form(c, named) || alignment >= ALIGNED) continue;
+    c->form.alignment = ALIGNED;
+    snprintf(c->name, sizeof c->name, "%.100s@%d", c->row->name, ALIGNED);
+    run_form(c, !(named && !c->ran[kernel_index(c, wanted)]));
+    c->form.alignment = alignment;
   }
 }
 
@@ -245,6 +293,7 @@ bool tsr_check_inputs(const tsr_check_options *options, const tsr_inputs *in, ch
   c.passes = options->passes & TSR_PASS_BACKWARD ? TSR_PASS_FORWARD | TSR_PASS_BACKWARD
                                                  : TSR_PASS_FORWARD;
   if (options->determinism > c.form.determinism) c.form.determinism = options->determinism;
+  if (options->alignment > c.form.alignment) c.form.alignment = options->alignment;
   if (row->forward_only && c.passes != TSR_PASS_FORWARD) return true;
   ok = tsr_backends_truth(options->context, in, TSR_TRUTH_REF64, c.passes, &c.ref, why,
                           sizeof why) &&

@@ -3,8 +3,10 @@
 // Conformance as a library: runs rows of cases.def on backends and reports, per output tensor, the
 // measured error against the bound of the accuracy contract:
 //   max|x - ref64| <= 2 max|naive - ref64| + tiny,  RMS <= RMS of naive (16 bit) or 2 x (float32).
-// ref64 and naive come from the reference backend on a dense copy of the same inputs. Callers: the
-// conformance tests, `tessera check` (one line per backend and group, see tsr_check_tally), bench.
+// ref64 and naive come from the reference backend on a dense copy of the same inputs. A case runs with
+// the alignment it promises, and once more with 16 bytes promised for kernels that only that unlocks
+// (records then say "case@16"). Callers: the conformance tests, `tessera check` (one line per backend
+// and group, see tsr_check_tally).
 #ifndef TESSERA_TESTS_SUPPORT_CHECK_H_
 #define TESSERA_TESTS_SUPPORT_CHECK_H_
 
@@ -46,12 +48,14 @@ typedef void (*tsr_check_fn)(void *user, const tsr_check_record *record);
 typedef struct tsr_check_options {
   tsr_context *context;  /* NULL: the default one */
   const char *backend;   /* NULL: every available backend */
+  int32_t device;        /* ordinal of the device that a backend on devices runs on */
   const char *kernel;    /* NULL: the dispatcher's choice; "*": that, then every other; else one name */
   const char *name;      /* NULL: all; else only cases whose name contains this text */
   uint32_t dtypes;       /* bits 1 << tsr_dtype; 0: F32, F16 and BF16 */
   uint32_t passes;       /* tsr_pass bits; 0: forward. BACKWARD runs a forward pass first */
   double bound_scale;    /* factor on every bound; 0: 1. Below 1 breaks bounds on purpose */
   tsr_determinism determinism; /* raised over the case's own level */
+  int64_t alignment;     /* likewise: promised for every tensor; 0: the case's own */
   tsr_check_fn report;   /* called once per record; may be NULL */
   void *user;
 } tsr_check_options;

@@ -73,8 +73,9 @@ tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *le
 /* ------------------------------------------------------------------------------------- vectors */
 
 static bool make_vector(tsr_setup *s, tsr_vector which, tsr_dtype dtype, int64_t count) {
-  return tsr_block_create(&s->vector[which], (size_t)(count * tsr_test_dtype_bytes(dtype)),
-                          (size_t)tsr_test_dtype_bytes(dtype), false);
+  return tsr_block_create_on(&s->vector[which], s->device,
+                             (size_t)(count * tsr_test_dtype_bytes(dtype)),
+                             (size_t)tsr_test_dtype_bytes(dtype), false);
 }
 
 static bool index_vector(tsr_setup *s, tsr_vector which, const int64_t *values, int64_t count,
@@ -198,7 +199,8 @@ static tsr_pattern pattern_of(const tsr_case *form, uint8_t own) {
 static bool make_side(tsr_setup *s, tsr_buffer *buffer, bool queries, int64_t heads, int64_t d,
                       tsr_dtype dtype, tsr_pattern pattern) {
   side r = side_of(s, queries, heads, d);
-  return tsr_buffer_create(buffer, dtype, r.dim, pattern, r.packed, s->form.alignment);
+  return tsr_buffer_create_on(buffer, s->device, dtype, r.dim, pattern, r.packed,
+                              s->form.alignment);
 }
 
 /* Writes the used rows of values, divided by their scales if there are any. */
@@ -230,7 +232,8 @@ static bool make_scale(tsr_setup *s, tsr_buffer *buffer, const tsr_dense *scale,
       pattern != TSR_PATTERN_SBHD)
     pattern = TSR_PATTERN_BHSD;
   r.dim[2] = rows ? (r.dim[2] + rows - 1) / rows : r.dim[2] > 0;
-  if (!tsr_buffer_create(buffer, TSR_DTYPE_F32, r.dim, pattern, r.packed, form->alignment))
+  if (!tsr_buffer_create_on(buffer, s->device, TSR_DTYPE_F32, r.dim, pattern, r.packed,
+                            form->alignment))
     return false;
   for (b = 0; b < scale->dim[0]; ++b) {
     tsr_lengths l = tsr_setup_lengths(s, false, b);
@@ -266,7 +269,8 @@ static bool make_pairs(tsr_setup *s, tsr_buffer *buffer, tsr_dtype dtype, const 
       pattern == TSR_PATTERN_HUGE_SEQ)
     pattern = TSR_PATTERN_BHSD;
   pair_dims(s, values, over, blocks, dim);
-  if (!tsr_buffer_create(buffer, dtype, dim, pattern, false, s->form.alignment)) return false;
+  if (!tsr_buffer_create_on(buffer, s->device, dtype, dim, pattern, false, s->form.alignment))
+    return false;
   if (over || s->form.packed_q || s->form.packed_k) buffer->layout.order = TSR_ORDER_STRIDED;
   for (axis = 0; axis < 4; ++axis) {
     if (over >> axis & 1) buffer->stride[axis] = 0;
@@ -380,7 +384,8 @@ static bool make_gradients(tsr_setup *s) {
     return false;
   if (grads & TSR_GRAD_SINK) {
     int64_t dim[4] = {1, form->heads_q, 1, 1};
-    if (!tsr_buffer_create(&out[TSR_OUTPUT_DSINK], TSR_DTYPE_F32, dim, TSR_PATTERN_BHSD, false, 0))
+    if (!tsr_buffer_create_on(&out[TSR_OUTPUT_DSINK], s->device, TSR_DTYPE_F32, dim,
+                              TSR_PATTERN_BHSD, false, 0))
       return false;
     p->dsink = 1;
     s->args.dsink = (float *)tsr_buffer_data(&out[TSR_OUTPUT_DSINK]);
@@ -447,8 +452,22 @@ static void fill_problem(tsr_setup *s) {
 
 bool tsr_setup_create(tsr_setup *s, const tsr_inputs *in, const tsr_case *form, tsr_dtype dtype,
                       uint32_t passes, char *why, size_t capacity) {
+  const tsr_device host = {TSR_DEVICE_HOST, 0};
+  return tsr_setup_create_on(s, host, in, form, dtype, passes, why, capacity);
+}
+
+bool tsr_setup_create_on(tsr_setup *s, tsr_device device, const tsr_inputs *in,
+                         const tsr_case *form, tsr_dtype dtype, uint32_t passes, char *why,
+                         size_t capacity) {
+  const tsr_gpu *gpu = NULL;
   bool ok;
   memset(s, 0, sizeof *s);
+  s->device = device;
+  if (device.kind != TSR_DEVICE_HOST && !(gpu = tsr_gpu_open(device))) {
+    snprintf(why, capacity, "%s", tsr_gpu_error());
+    s->broken = true;
+    return false;
+  }
   s->in = in;
   s->form = *form;
   s->dtype = dtype;
@@ -467,21 +486,8 @@ bool tsr_setup_create(tsr_setup *s, const tsr_inputs *in, const tsr_case *form, 
     tsr_setup_reset(s);
     return true;
   }
-  snprintf(why, capacity, "no room for the tensors of this case");
+  snprintf(why, capacity, "no memory for the tensors of this case: %s", tsr_block_reason());
   tsr_setup_destroy(s);
+  s->broken = gpu && !tsr_gpu_synchronize(gpu);
   return false;
-}
-
-void tsr_setup_destroy(tsr_setup *s) {
-  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
-                          &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
-  size_t i;
-  for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);
-  for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_buffer_destroy(&s->out[i]);
-  for (i = 0; i < TSR_VECTOR_COUNT; ++i) tsr_block_destroy(&s->vector[i]);
-  tsr_block_destroy(&s->workspace);
-  free(s->begin_q);
-  free(s->begin_k);
-  free(s->page);
-  memset(s, 0, sizeof *s);
 }

@@ -38,7 +38,8 @@ typedef enum tsr_vector {
 
 typedef struct tsr_setup {
   const tsr_inputs *in;
-  tsr_case form; /* how the inputs are laid out */
+  tsr_device device; /* where all of it lies */
+  tsr_case form;     /* how the inputs are laid out */
   tsr_dtype dtype;
   uint32_t passes;
   tsr_problem problem;
@@ -50,16 +51,24 @@ typedef struct tsr_setup {
   int64_t *begin_q, *begin_k; /* first row of each slot */
   int64_t *page;              /* [batch, columns] */
   int64_t columns;
+  bool broken;     /* the device failed, or bytes around a block were written */
+  char fault[640]; /* what happened; "" when a run's status is the library's own */
 } tsr_setup;
 
 /* The row of a dense problem with the same inputs: no strides, packing, padding or pages. lens_q and
  * lens_k receive row->batch used lengths each. */
 tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *lens_k);
 
-/* Lays inputs out. dtype is the storage type: the inputs' own, or F64. False with a reason when the
- * machine has no room for it. */
+/* Lays inputs out in host memory. dtype is the storage type: the inputs' own, or F64. False with a
+ * reason when the machine has no room for it. */
 bool tsr_setup_create(tsr_setup *setup, const tsr_inputs *in, const tsr_case *form,
                       tsr_dtype dtype, uint32_t passes, char *why, size_t capacity);
+
+/* The same in a device's memory. On false, setup->broken tells a device that failed from one that has
+ * no room or no such memory. */
+bool tsr_setup_create_on(tsr_setup *setup, tsr_device device, const tsr_inputs *in,
+                         const tsr_case *form, tsr_dtype dtype, uint32_t passes, char *why,
+                         size_t capacity);
 void tsr_setup_destroy(tsr_setup *setup);
 
 /* Slot, padding and length of sequence b as the form lays it out. */
@@ -73,8 +82,16 @@ typedef struct tsr_results {
 void tsr_results_destroy(tsr_results *results);
 
 /* Runs the passes of a plan with the setup's memory: workspace is allocated to the byte and filled
- * with NaN. plan_backward NULL: plan holds both passes. */
+ * with NaN. plan_backward NULL: plan holds both passes. Returns when a device is done; a device that
+ * faulted and bytes written around a block are DEVICE_ERROR. */
 tsr_status tsr_setup_run(tsr_setup *setup, const tsr_plan *plan, const tsr_plan *plan_backward);
+
+/* Waits for the device and looks at the canaries of every block: what tsr_setup_run ends with, for runs
+ * made by hand. */
+tsr_status tsr_setup_settle(tsr_setup *setup);
+
+/* Text of the last failure of a run: the fault, or the library's message. */
+const char *tsr_setup_message(const tsr_setup *setup);
 
 /* Puts the outputs back to their state before a run, for another one. */
 void tsr_setup_reset(tsr_setup *setup);

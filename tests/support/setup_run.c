@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second half of setup.h: outputs before a run, the run, and what it left. Rows of a slot outside
+// The second half of setup.h: outputs before a run, the run, what it left, and the end. Rows of a slot outside
 // the used part must be zero (-inf for LSE and the row maximum); bytes between rows, before the first
 // slot and after the last must be what they were.
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "numeric.h"
@@ -92,33 +93,81 @@ void tsr_setup_reset(tsr_setup *s) {
 /* ------------------------------------------------------------------------------------------ run */
 
 static tsr_status give_workspace(tsr_setup *s, const tsr_plan *plan, tsr_pass pass) {
+  const bool sparse_possible = s->device.kind == TSR_DEVICE_HOST;
   size_t bytes = 0;
   tsr_status status = tsr_plan_workspace_size(plan, pass, &bytes);
+  const bool sparse = sparse_possible && bytes > ((size_t)1 << 28);
   tsr_block_destroy(&s->workspace);
   if (status != TSR_STATUS_SUCCESS) return status;
-  if (!tsr_block_create(&s->workspace, bytes, 64, bytes > ((size_t)1 << 28)))
+  if (!tsr_block_create_on(&s->workspace, s->device, bytes, 64, sparse)) {
+    snprintf(s->fault, sizeof s->fault, "workspace of %zu bytes: %s", bytes, tsr_block_reason());
     return TSR_STATUS_OUT_OF_MEMORY;
-  if (bytes <= ((size_t)1 << 28)) memset(s->workspace.data, 0xff, bytes);
+  }
+  if (!sparse) memset(s->workspace.data, 0xff, bytes);
   s->args.workspace = s->workspace.data;
   s->args.workspace_size = bytes;
   return TSR_STATUS_SUCCESS;
 }
 
+static tsr_status damaged(tsr_setup *s, const char *what, const tsr_block *block) {
+  int64_t where = 0;
+  if (tsr_block_intact(block, &where)) return TSR_STATUS_SUCCESS;
+  s->broken = true;
+  snprintf(s->fault, sizeof s->fault, "%s: byte %lld was written, of %zu bytes", what,
+           (long long)where, block->size);
+  return TSR_STATUS_DEVICE_ERROR;
+}
+
+tsr_status tsr_setup_settle(tsr_setup *s) {
+  const struct {
+    const char *name;
+    const tsr_buffer *buffer;
+  } inputs[] = {{"q", &s->q},          {"k", &s->k},           {"v", &s->v},
+                {"k_scale", &s->k_scale}, {"v_scale", &s->v_scale}, {"bias", &s->bias},
+                {"mask", &s->mask},    {"block_mask", &s->block_mask}, {"dout", &s->dout},
+                {"dlse", &s->dlse}};
+  const tsr_gpu *gpu;
+  tsr_status status = TSR_STATUS_SUCCESS;
+  int i;
+  if (s->device.kind == TSR_DEVICE_HOST) return TSR_STATUS_SUCCESS;
+  gpu = tsr_gpu_open(s->device);
+  if (!gpu || !tsr_gpu_synchronize(gpu)) {
+    s->broken = true;
+    snprintf(s->fault, sizeof s->fault, "%s", tsr_gpu_error());
+    return TSR_STATUS_DEVICE_ERROR;
+  }
+  for (i = 0; status == 0 && i < (int)(sizeof inputs / sizeof inputs[0]); ++i)
+    status = damaged(s, inputs[i].name, &inputs[i].buffer->block);
+  for (i = 0; status == 0 && i < TSR_OUTPUT_COUNT; ++i)
+    status = damaged(s, tsr_output_name((tsr_output)i), &s->out[i].block);
+  for (i = 0; status == 0 && i < TSR_VECTOR_COUNT; ++i)
+    status = damaged(s, "an array of lengths or slopes", &s->vector[i]);
+  return status == 0 ? damaged(s, "workspace", &s->workspace) : status;
+}
+
+const char *tsr_setup_message(const tsr_setup *s) {
+  return *s->fault ? s->fault : tsr_last_message();
+}
+
 tsr_status tsr_setup_run(tsr_setup *s, const tsr_plan *plan, const tsr_plan *plan_backward) {
   tsr_args args;
-  tsr_status status = give_workspace(s, plan, TSR_PASS_FORWARD);
+  tsr_status status;
+  s->fault[0] = 0;
+  status = give_workspace(s, plan, TSR_PASS_FORWARD);
   if (status != TSR_STATUS_SUCCESS) return status;
   args = s->args;
   args.dout = NULL, args.dlse = NULL, args.dsink = NULL;
   args.dq = args.dk = args.dv = args.dbias = NULL;
   status = tsr_forward(plan, &args);
+  if (status == TSR_STATUS_SUCCESS) status = tsr_setup_settle(s);
   if (status != TSR_STATUS_SUCCESS || !(s->passes & TSR_PASS_BACKWARD)) return status;
   if (!plan_backward) plan_backward = plan;
   status = give_workspace(s, plan_backward, TSR_PASS_BACKWARD);
   if (status != TSR_STATUS_SUCCESS) return status;
   args = s->args;
   args.max_logit = NULL;
-  return tsr_backward(plan_backward, &args);
+  status = tsr_backward(plan_backward, &args);
+  return status == TSR_STATUS_SUCCESS ? tsr_setup_settle(s) : status;
 }
 
 /* --------------------------------------------------------------------------------------- gather */
@@ -219,4 +268,18 @@ bool tsr_setup_gather(tsr_setup *s, tsr_results *results, char *why, size_t capa
 void tsr_results_destroy(tsr_results *results) {
   int which;
   for (which = 0; which < TSR_OUTPUT_COUNT; ++which) tsr_dense_destroy(&results->out[which]);
+}
+
+void tsr_setup_destroy(tsr_setup *s) {
+  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
+                          &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
+  size_t i;
+  for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);
+  for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_buffer_destroy(&s->out[i]);
+  for (i = 0; i < TSR_VECTOR_COUNT; ++i) tsr_block_destroy(&s->vector[i]);
+  tsr_block_destroy(&s->workspace);
+  free(s->begin_q);
+  free(s->begin_k);
+  free(s->page);
+  memset(s, 0, sizeof *s);
 }

@@ -4,6 +4,7 @@
 #define _DEFAULT_SOURCE /* mmap's MAP_ANONYMOUS and MAP_NORESERVE */
 #include "tensor.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,21 +15,33 @@
 /* Strides just past what an int32 holds, odd so that a wrapped product lands on no valid row. */
 #define HUGE_STRIDE ((int64_t)0x80000000 + 4099)
 
+/* Bytes before and after a device's block; NaN in every float type, -1 as an index. */
+enum { CANARY = 0xff, CANARY_BYTES = 4096 };
+
+static _Thread_local char reason[600];
+
+const char *tsr_block_reason(void) { return reason; }
+
+static bool refuse(const char *why) {
+  snprintf(reason, sizeof reason, "%s", why);
+  return false;
+}
+
 bool tsr_block_create(tsr_block *block, size_t size, size_t alignment, bool sparse) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   size_t body;
   unsigned char *map;
   memset(block, 0, sizeof *block);
   if (alignment == 0) alignment = 1;
-  if (size > (SIZE_MAX >> 2)) return false;
+  if (size > (SIZE_MAX >> 2)) return refuse("no room: the size passes the address space");
   size_t rounded = (size + alignment - 1) / alignment * alignment;
   body = (rounded + page - 1) / page * page;
   map = (unsigned char *)mmap(NULL, body + 2 * page, PROT_NONE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED) return false;
+  if (map == MAP_FAILED) return refuse("no room in host memory");
   if (body && mprotect(map + page, body, PROT_READ | PROT_WRITE) != 0) {
     munmap(map, body + 2 * page);
-    return false;
+    return refuse("no room in host memory");
   }
   if (body && !sparse) memset(map + page, 0xa5, body);
   block->map = map;
@@ -38,9 +51,56 @@ bool tsr_block_create(tsr_block *block, size_t size, size_t alignment, bool spar
   return true;
 }
 
-void tsr_block_destroy(tsr_block *block) {
-  if (block->map) munmap(block->map, block->map_size);
+/* map: what the driver gave. From a multiple of CANARY_BYTES on: canary, the smallest offset that leaves
+ * data with no more alignment than asked for, data, canary. */
+static bool create_on_gpu(tsr_block *block, const tsr_gpu *gpu, size_t size, size_t alignment) {
+  size_t shift = alignment <= 256 ? alignment : 0;
+  size_t total = 3 * (size_t)CANARY_BYTES + shift + size;
+  unsigned char *begin;
+  if (!tsr_gpu_alloc(gpu, TSR_GPU_SHARED, total, &block->map)) return refuse(tsr_gpu_error());
+  block->map_size = total;
+  block->gpu = gpu;
+  block->size = size;
+  memset(block->map, CANARY, total);
+  begin = (unsigned char *)block->map;
+  begin += (CANARY_BYTES - (uintptr_t)begin % CANARY_BYTES) % CANARY_BYTES;
+  block->data = begin + CANARY_BYTES + shift;
+  memset(block->data, 0xa5, size);
+  return true;
+}
+
+bool tsr_block_create_on(tsr_block *block, tsr_device device, size_t size, size_t alignment,
+                         bool sparse) {
+  const tsr_gpu *gpu;
+  if (device.kind == TSR_DEVICE_HOST) return tsr_block_create(block, size, alignment, sparse);
   memset(block, 0, sizeof *block);
+  if (alignment == 0) alignment = 1;
+  if (sparse) return refuse("address space without memory behind it does not exist on this device");
+  if (size > (SIZE_MAX >> 2)) return refuse("no room: the size passes the address space");
+  gpu = tsr_gpu_open(device);
+  if (!gpu) return refuse(tsr_gpu_error());
+  return create_on_gpu(block, gpu, size, alignment);
+}
+
+void tsr_block_destroy(tsr_block *block) {
+  if (block->gpu)
+    tsr_gpu_free(block->gpu, TSR_GPU_SHARED, block->map);
+  else if (block->map)
+    munmap(block->map, block->map_size);
+  memset(block, 0, sizeof *block);
+}
+
+bool tsr_block_intact(const tsr_block *block, int64_t *where) {
+  const unsigned char *at = (const unsigned char *)block->map;
+  const unsigned char *end;
+  if (!block->gpu) return true;
+  for (end = at + block->map_size; at < end; ++at) {
+    if (at == block->data) at += block->size;
+    if (at == end || *at == CANARY) continue;
+    if (where) *where = (int64_t)(at - block->data);
+    return false;
+  }
+  return true;
 }
 
 static int64_t multiple_of_8(int64_t n) { return (n + 7) / 8 * 8; }
@@ -95,7 +155,7 @@ static bool pattern_strides(tsr_pattern pattern, const int64_t dim[4], bool bits
   }
 }
 
-static bool buffer_finish(tsr_buffer *buffer, int64_t alignment) {
+static bool buffer_finish(tsr_buffer *buffer, tsr_device device, int64_t alignment) {
   int64_t last = 0, i;
   bool empty = false, bits = buffer->dtype == TSR_DTYPE_BIT;
   int64_t bytes = bits ? 1 : tsr_test_dtype_bytes(buffer->dtype);
@@ -106,7 +166,7 @@ static bool buffer_finish(tsr_buffer *buffer, int64_t alignment) {
   buffer->elements = empty ? 0 : last + 1;
   int64_t units = bits ? (buffer->elements + 7) / 8 : buffer->elements;
   size_t align = alignment ? (size_t)alignment : (size_t)bytes;
-  if (!tsr_block_create(&buffer->block, (size_t)(units * bytes), align, buffer->sparse))
+  if (!tsr_block_create_on(&buffer->block, device, (size_t)(units * bytes), align, buffer->sparse))
     return false;
   buffer->layout.dtype = buffer->dtype;
   buffer->layout.alignment = alignment;
@@ -117,8 +177,16 @@ static bool buffer_finish(tsr_buffer *buffer, int64_t alignment) {
   return buffer->mark != NULL;
 }
 
+static const tsr_device host = {TSR_DEVICE_HOST, 0};
+
 bool tsr_buffer_create(tsr_buffer *buffer, tsr_dtype dtype, const int64_t dim[4],
                        tsr_pattern pattern, bool packed, int64_t alignment) {
+  return tsr_buffer_create_on(buffer, host, dtype, dim, pattern, packed, alignment);
+}
+
+bool tsr_buffer_create_on(tsr_buffer *buffer, tsr_device device, tsr_dtype dtype,
+                          const int64_t dim[4], tsr_pattern pattern, bool packed,
+                          int64_t alignment) {
   memset(buffer, 0, sizeof *buffer);
   buffer->dtype = dtype;
   memcpy(buffer->dim, dim, sizeof buffer->dim);
@@ -128,7 +196,7 @@ bool tsr_buffer_create(tsr_buffer *buffer, tsr_dtype dtype, const int64_t dim[4]
   bool dense = pattern <= TSR_PATTERN_BSHD && !(dtype == TSR_DTYPE_BIT && dim[3] % 8 != 0);
   buffer->layout.order = dense ? (tsr_order)pattern : TSR_ORDER_STRIDED;
   if (!dense) memcpy(buffer->layout.stride, buffer->stride, sizeof buffer->stride);
-  return buffer_finish(buffer, alignment);
+  return buffer_finish(buffer, device, alignment);
 }
 
 bool tsr_buffer_create_strided(tsr_buffer *buffer, tsr_dtype dtype, const int64_t dim[4],
@@ -139,7 +207,7 @@ bool tsr_buffer_create_strided(tsr_buffer *buffer, tsr_dtype dtype, const int64_
   memcpy(buffer->stride, stride, sizeof buffer->stride);
   memcpy(buffer->layout.stride, stride, sizeof buffer->stride);
   buffer->layout.order = TSR_ORDER_STRIDED;
-  return buffer_finish(buffer, alignment);
+  return buffer_finish(buffer, host, alignment);
 }
 
 void tsr_buffer_destroy(tsr_buffer *buffer) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory for tests. A block's last byte touches an inaccessible page (and an inaccessible page lies
-// before it), so an over-read of one byte is a fault. A buffer is a strided tensor in a block, filled
-// with poison first; rows are then written into it and read back, every element that belongs to a row
-// is remembered, and what is left must still be poison after a run. Sparse buffers reserve address
-// space without memory, for strides past 2^31 elements.
+// before it), so an over-read of one byte is a fault. On a device the block lies between canaries
+// instead, all NaN when read and looked at after a run, and on the least alignment that was asked for.
+// A buffer is a strided tensor in a block, filled with poison first; rows are then written into it and
+// read back, every element that belongs to a row is remembered, and what is left must still be poison
+// after a run. Sparse buffers reserve address space without memory, for strides past 2^31 elements.
 #ifndef TESSERA_TESTS_SUPPORT_TENSOR_H_
 #define TESSERA_TESTS_SUPPORT_TENSOR_H_
 
@@ -12,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device_memory.h"
 #include "tessera/tessera.h"
 
 typedef struct tsr_block {
@@ -19,6 +21,7 @@ typedef struct tsr_block {
   size_t size;
   void *map;
   size_t map_size;
+  const tsr_gpu *gpu; /* NULL: host memory */
 } tsr_block;
 
 /* size bytes, data a multiple of alignment (a power of two up to a page). The end touches the guard
@@ -26,6 +29,19 @@ typedef struct tsr_block {
  * touched; else bytes are 0xa5. False when the machine has no room. */
 bool tsr_block_create(tsr_block *block, size_t size, size_t alignment, bool sparse);
 void tsr_block_destroy(tsr_block *block);
+
+/* The same in memory that a device's kernels may use. On GPUs data can be read and written by the host
+ * while the device is idle, its address is no multiple of 2 * alignment (up to 256), and sparse blocks
+ * do not exist. False with a reason in tsr_block_reason(). */
+bool tsr_block_create_on(tsr_block *block, tsr_device device, size_t size, size_t alignment,
+                         bool sparse);
+
+/* Why the calling thread's last block was not made. */
+const char *tsr_block_reason(void);
+
+/* Whether the canaries around a device's block are whole; else the offset from data of the first byte
+ * that is not. Always true for host memory, whose guard pages need no look. */
+bool tsr_block_intact(const tsr_block *block, int64_t *where);
 
 /* How the axes [B, H, S, D] lie in memory. */
 typedef enum tsr_pattern {
@@ -60,8 +76,11 @@ typedef struct tsr_buffer {
  * room. dims may be 0. */
 bool tsr_buffer_create(tsr_buffer *buffer, tsr_dtype dtype, const int64_t dim[4],
                        tsr_pattern pattern, bool packed, int64_t alignment);
+bool tsr_buffer_create_on(tsr_buffer *buffer, tsr_device device, tsr_dtype dtype,
+                          const int64_t dim[4], tsr_pattern pattern, bool packed,
+                          int64_t alignment);
 
-/* As above with strides given; order STRIDED. */
+/* As above with strides given; order STRIDED; host memory. */
 bool tsr_buffer_create_strided(tsr_buffer *buffer, tsr_dtype dtype, const int64_t dim[4],
                                const int64_t stride[4], int64_t alignment);
 void tsr_buffer_destroy(tsr_buffer *buffer);

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See cost.h. Figures per cycle and multiprocessor are those of NVIDIA's white papers and CUDA
+// programming guide; the fractions that kernels reach of them are marked as such.
+#include "cost.h"
+
+#include <math.h>
+
+#include "common/dtype.h"
+#include "common/mask.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+constexpr double kLaunchSeconds = 3e-6;
+constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split row
+constexpr double kBlockCycles = 3000;     // start, load of Q, epilogue
+constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
+constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
+constexpr double kBandFraction = 0.85;    // of the memory's bandwidth
+constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
+constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
+constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
+
+int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+double ceil_div(double a, double b) { return ceil(a / b); }
+
+// Blocks that a multiprocessor holds at once. Registers per thread are not known here: kernels of 4
+// warps are compiled for two blocks, wider ones use what there is.
+double resident(const DeviceFacts &facts, const Row &row) {
+  const Entry &e = row.entry[kEntryMain];
+  const double shared = static_cast<double>(e.shared_bytes) + 1024;
+  double blocks = floor(static_cast<double>(facts.shared_per_processor) / shared);
+  blocks = fmin(blocks, floor(static_cast<double>(facts.registers_per_processor) / (e.threads * 224.0)));
+  return fmax(blocks, 1);
+}
+
+// Cycles of one key tile of one block, with `together` blocks on the multiprocessor: the longest of
+// products, scores and loads, and of the others what does not hide behind it.
+double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
+  const double scores = static_cast<double>(row.tile_q) * row.tile_k;
+  const double dims = static_cast<double>(row.dim_qk + row.dim_v);
+  const double products =
+      2 * scores * dims / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
+  const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
+  const double loads = row.tile_k * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
+  const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
+  const double hidden = together >= 2 ? 0.7 : 0.35;
+  return longest + (1 - hidden) * (products + steps + loads - longest);
+}
+
+double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dtype)) / 8; }
+
+} // namespace
+
+double device_flops(int32_t arch) {
+  return arch >= 120 ? 1024 : arch >= 100 ? 8192 : arch >= 90 ? 4096 : arch == 80 ? 2048 : 1024;
+}
+
+double unit_flops(int32_t arch, tsr_dtype dtype) {
+  // mma.sync reaches five eighths of what warp-group instructions reach on 9.0.
+  const double sixteen = arch >= 90 && arch < 120 ? 4096 * 0.625 : device_flops(arch);
+  // tf32 runs at half that rate, and three products make one of float32.
+  return dtype == TSR_DTYPE_F32 ? sixteen / 6 : sixteen;
+}
+
+Visits count_visits(const Row &row, const tsr_resolved &problem) {
+  constexpr int64_t kSamples = 64;
+  const tsr_problem &p = problem.p;
+  Visits v = {};
+  int64_t sq = p.seq_q, sk = p.seq_k;
+  if (p.arrays & TSR_ARRAY_CU_Q && p.batch > 0) sq = min64(sq, (p.total_q + p.batch - 1) / p.batch);
+  if (p.arrays & TSR_ARRAY_CU_K && p.batch > 0) sk = min64(sk, (p.total_k + p.batch - 1) / p.batch);
+  v.queries = static_cast<double>(sq);
+  v.keys = static_cast<double>(sk);
+  if (sq == 0 || sk == 0) return v;
+  const tsri_mask_rule rule = tsri_mask_rule_make(p.window.kind, p.window.left, p.window.right,
+                                                  p.diagonal, p.prefix, sq, sk);
+  // A split row's tile holds the query heads of a group, so fewer queries.
+  const int64_t group = row.family == Family::kSplit ? problem.group : 1;
+  const int64_t rows = row.tile_q / group > 1 ? row.tile_q / group : 1;
+  const int64_t tiles = (sq + rows - 1) / rows, samples = min64(tiles, kSamples);
+  const double key_tile = row.tile_k;
+  for (int64_t s = 0; s < samples; ++s) {
+    const int64_t t = samples == tiles ? s : static_cast<int64_t>((static_cast<double>(s) + 0.5) *
+                                                                  static_cast<double>(tiles) / kSamples);
+    const int64_t i0 = t * rows, i1 = min64(i0 + rows, sq);
+    const tsri_mask_row all = tsri_mask_rows_of(&rule, i0, i1);
+    const tsri_mask_row middle = tsri_mask_row_of(&rule, (i0 + i1) / 2);
+    double visited = ceil_div(static_cast<double>(all.prefix), key_tile);
+    if (all.hi > all.lo)
+      visited += static_cast<double>((all.hi - 1) / row.tile_k - all.lo / row.tile_k + 1);
+    v.mean += visited;
+    v.most = fmax(v.most, visited);
+    v.pairs += static_cast<double>(tsri_mask_row_count(&middle));
+  }
+  v.mean /= static_cast<double>(samples);
+  v.pairs *= v.queries / static_cast<double>(samples);
+  return v;
+}
+
+double cost_flops(const tsr_resolved &problem, const Visits &visits) {
+  const tsr_problem &p = problem.p;
+  return 2 * static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * visits.pairs *
+         static_cast<double>(p.dim_qk + p.dim_v);
+}
+
+double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                  const Visits &visits, const Cut &cut) {
+  const tsr_problem &p = problem.p;
+  const double batch = static_cast<double>(p.batch), heads = static_cast<double>(p.heads_q);
+  const double groups = static_cast<double>(p.heads_kv);
+  const double rows = batch * heads * visits.queries;
+  const double dims = static_cast<double>(p.dim_qk + p.dim_v);
+  // Keys that some query sees, and how often their tiles leave L2 and come again.
+  const double tiles = fmax(1, ceil_div(visits.queries * (cut.splits ? problem.group : 1), row.tile_q));
+  const double seen = fmin(visits.keys, visits.mean * row.tile_k * tiles);
+  const double cache = seen * dims * bytes_of(p.k.dtype);
+  const double readers = tiles * (cut.splits ? 1 : static_cast<double>(problem.group)) * cut.chunks;
+  const double active = fmin(batch * groups, fmax(1, facts.processors / readers));
+  const double again = active * cache <= 0.7 * static_cast<double>(facts.l2_bytes)
+                           ? 1
+                           : fmax(1, readers * visits.mean * row.tile_k / fmax(seen, 1) /
+                                         fmax(1, fmin(readers, facts.processors)));
+  double bytes = rows * (static_cast<double>(p.dim_qk) * bytes_of(p.q.dtype) * cut.chunks +
+                         static_cast<double>(p.dim_v) * bytes_of(p.o.dtype) + 4) +
+                 batch * groups * cache * again;
+  if (cut.splits > 1)
+    bytes += 2 * static_cast<double>(cut.units) * cut.splits * row.tile_q *
+             static_cast<double>(p.dim_v + 2) * 4;
+  if (p.bias.dtype != TSR_DTYPE_NONE) {
+    const double share = (p.bias.stride[0] ? batch : 1) * (p.bias.stride[1] ? heads : 1);
+    bytes += share * visits.pairs * bytes_of(p.bias.dtype);
+  }
+  return bytes;
+}
+
+double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                    const Visits &visits, const Cut &cut) {
+  if (cut.blocks == 0) return 0;
+  const double blocks = static_cast<double>(cut.blocks);
+  const double each = ceil_div(blocks, facts.processors);
+  const double together = fmin(each, resident(facts, row));
+  const double tile = tile_cycles(facts, row, together);
+  double mean = kBlockCycles + visits.mean * tile, most = kBlockCycles + visits.most * tile;
+  if (cut.splits) {
+    const double part = static_cast<double>(cut.part_keys) / row.tile_k;
+    const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
+    most = kBlockCycles + fmin(part, visits.mean) * tile;
+    mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
+  }
+  // Every multiprocessor gets its share of blocks; the longest may come last.
+  double cycles = fmax(blocks / facts.processors, 1) * mean + (each - blocks / facts.processors) * mean / each;
+  if (each <= together) cycles = fmax(cycles, each * mean);
+  cycles += most - mean;
+  double seconds = fmax(cycles / facts.clock,
+                        cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction));
+  seconds += kLaunchSeconds;
+  if (cut.splits > 1)
+    seconds += kZeroSeconds + (kMergeCycles + cut.splits * static_cast<double>(problem.p.dim_v)) / facts.clock;
+  return seconds;
+}
+
+} // namespace cuda
+} // namespace tessera

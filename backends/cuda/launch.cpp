@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See launch.h. Nothing here allocates, waits or reads device memory: a run is the filling of one struct
+// and a launch, preceded by the clearing of the counters for split rows.
+#include "launch.h"
+
+#include <string.h>
+
+#include "common/gpu/arguments.hpp"
+#include "common/workspace.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+static_assert(sizeof(gpu::ForwardArgs) <= 4096, "kernel parameters that every device takes");
+static_assert(sizeof(gpu::SplitArgs) <= 4096, "kernel parameters that every device takes");
+
+// Counters come first: they are cleared before every run, as one block.
+struct SplitMemory {
+  uint32_t *counters;
+  size_t counter_bytes;
+  float *part_o, *part_lse, *part_max;
+};
+
+SplitMemory take_split(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Cut &cut) {
+  SplitMemory m;
+  const int64_t counters = tsri_mul_sat(cut.units, cut.chunks);
+  const int64_t rows = tsri_mul_sat(tsri_mul_sat(cut.units, cut.splits), row.tile_q);
+  m.counter_bytes = static_cast<size_t>(counters) * sizeof(uint32_t);
+  m.counters = static_cast<uint32_t *>(tsri_workspace_take(ws, counters, sizeof(uint32_t)));
+  m.part_o = static_cast<float *>(
+      tsri_workspace_take(ws, tsri_mul_sat(rows, p.dim_v), sizeof(float)));
+  m.part_lse = static_cast<float *>(tsri_workspace_take(ws, rows, sizeof(float)));
+  m.part_max = nullptr;
+  if (p.max_logit.dtype != TSR_DTYPE_NONE)
+    m.part_max = static_cast<float *>(tsri_workspace_take(ws, rows, sizeof(float)));
+  return m;
+}
+
+} // namespace
+
+void fill_call(const tsr_resolved &problem, const tsr_args &args, gpu::Call *call) {
+  call->p = problem.p;
+  call->a = args;
+  call->features = problem.features;
+  call->group = problem.group;
+  call->drop_threshold = problem.drop_threshold;
+  call->keep_scale = problem.keep_scale;
+  call->vector = gpu::vector_bits(problem.p);
+}
+
+int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut &cut) {
+  tsri_workspace ws = {nullptr, 0};
+  if (row.family == Family::kSplit && cut.blocks > 0) take_split(&ws, row, problem.p, cut);
+  return ws.used;
+}
+
+bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
+                  void *stream, tsr_reason *why) {
+  const Entry &e = plan.row->entry[entry];
+  const Launch launch = {e.function, blocks, e.threads, e.shared_bytes, args, args_size, stream};
+  return runtime_launch(plan.device, launch, why);
+}
+
+bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
+  const Cut &cut = plan.choice.cut;
+  if (cut.blocks == 0) return true; // no row, and nothing else to write
+  if (plan.row->family == Family::kSplit) {
+    tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
+    const SplitMemory memory = take_split(&ws, *plan.row, plan.problem->p, cut);
+    gpu::SplitArgs split;
+    memset(&split, 0, sizeof split);
+    fill_call(*plan.problem, args, &split.call);
+    split.row_tiles = cut.row_tiles;
+    split.splits = cut.splits;
+    split.chunks = cut.chunks;
+    split.part_keys = cut.part_keys;
+    split.part_o = memory.part_o;
+    split.part_lse = memory.part_lse;
+    split.part_max = memory.part_max;
+    split.counters = memory.counters;
+    if (!runtime_zero(plan.device, memory.counters, memory.counter_bytes, args.stream, why))
+      return false;
+    return launch_entry(plan, kEntryMain, cut.blocks, &split, sizeof split, args.stream, why);
+  }
+  gpu::ForwardArgs forward;
+  memset(&forward, 0, sizeof forward);
+  fill_call(*plan.problem, args, &forward.call);
+  forward.tiles = cut.tiles;
+  forward.chunks = cut.chunks;
+  return launch_entry(plan, kEntryMain, cut.blocks, &forward, sizeof forward, args.stream, why);
+}
+
+} // namespace cuda
+} // namespace tessera

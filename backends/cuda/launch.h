@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A run of a plan, below the checks of its pointers: argument structs filled, workspace cut up,
+// kernels launched. Backward rows have their own file of the same shape (backward_plan.h).
+#ifndef TESSERA_BACKENDS_CUDA_LAUNCH_H_
+#define TESSERA_BACKENDS_CUDA_LAUNCH_H_
+
+#include "kernels.h"
+#include "runtime.h"
+#include "select.h"
+
+namespace tessera {
+namespace gpu {
+struct Call;
+}
+namespace cuda {
+
+struct Plan {
+  const Row *row;
+  const tsr_resolved *problem;
+  int32_t device;
+  Choice choice;
+};
+
+// What every kernel receives of the problem and the run.
+void fill_call(const tsr_resolved &problem, const tsr_args &args, gpu::Call *call);
+
+// Bytes of workspace of a forward or split row; INT64_MAX: too many.
+int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut &cut);
+
+// Launches one entry of a row.
+bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
+                  void *stream, tsr_reason *why);
+
+// Runs a forward or split row; workspace is there.
+bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_LAUNCH_H_

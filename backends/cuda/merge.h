@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Merging of partial results and the keep mask of dropout: their kernels, and their launches once the
+// pointers were checked.
+#ifndef TESSERA_BACKENDS_CUDA_MERGE_H_
+#define TESSERA_BACKENDS_CUDA_MERGE_H_
+
+#include "kernels.h"
+#include "tessera/backend.h"
+
+namespace tessera {
+namespace cuda {
+
+extern const Entry merge_entry, merge_table_entry, keep_mask_entry;
+
+tsr_status merge_launch(int32_t device, const tsr_merge_problem &problem,
+                        const void *const *o_parts, const float *const *lse_parts, void *o,
+                        float *lse, void *stream, tsr_reason *why);
+tsr_status keep_mask_launch(int32_t device, const tsr_dropout_problem &problem, uint8_t *mask,
+                            void *stream, tsr_reason *why);
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_MERGE_H_

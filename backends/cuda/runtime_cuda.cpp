@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// runtime.h on the CUDA runtime, which is linked statically and looks for the driver when it is first
+// called: where there is none, probe says so and nothing else of this file runs. The thread's current
+// device is the caller's: it is changed only where it differs, and set back.
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+// Text of a failure; also takes it from the runtime, where the next call would find it again.
+bool fail(const char *what, cudaError_t error, tsr_reason *why) {
+  cudaGetLastError();
+  snprintf(why->text, sizeof why->text, "%s: %s (%s)", what, cudaGetErrorString(error),
+           cudaGetErrorName(error));
+  return false;
+}
+
+// Makes a device the thread's current one for a while.
+class Current {
+ public:
+  explicit Current(int32_t device) {
+    int before = 0;
+    error_ = cudaGetDevice(&before);
+    if (error_ != cudaSuccess || before == device) return;
+    error_ = cudaSetDevice(device);
+    if (error_ == cudaSuccess) before_ = before;
+  }
+  ~Current() {
+    if (before_ >= 0) cudaSetDevice(before_);
+  }
+  Current(const Current &) = delete;
+  Current &operator=(const Current &) = delete;
+  cudaError_t error() const { return error_; }
+
+ private:
+  cudaError_t error_ = cudaSuccess;
+  int before_ = -1; // what to set back
+};
+
+// A number that this runtime or driver may not know: 0 then.
+int64_t attribute(int32_t device, cudaDeviceAttr which) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, which, device) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return value;
+}
+
+} // namespace
+
+bool runtime_probe(int32_t *devices, tsr_reason *why) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  *devices = count;
+  if (error == cudaSuccess && count > 0) return true;
+  if (error == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    cudaGetLastError();
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0)
+      snprintf(why->text, sizeof why->text,
+               "the driver serves CUDA %d.%d, this build needs %d.%d or later", driver / 1000,
+               driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    else
+      snprintf(why->text, sizeof why->text, "no CUDA driver on this machine (libcuda.so.1)");
+    return false;
+  }
+  if (error == cudaSuccess || error == cudaErrorNoDevice) {
+    cudaGetLastError();
+    snprintf(why->text, sizeof why->text, "the CUDA driver finds no device");
+    return false;
+  }
+  return fail("devices cannot be counted", error, why);
+}
+
+bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
+  cudaDeviceProp own;
+  const cudaError_t error = cudaGetDeviceProperties(&own, device);
+  if (error != cudaSuccess) return fail("properties of the device", error, why);
+  memset(facts, 0, sizeof *facts);
+  snprintf(facts->name, sizeof facts->name, "%s", own.name);
+  facts->arch = own.major * 10 + own.minor;
+  facts->processors = own.multiProcessorCount;
+  facts->shared_per_block = static_cast<int64_t>(own.sharedMemPerBlockOptin);
+  facts->shared_per_processor = static_cast<int64_t>(own.sharedMemPerMultiprocessor);
+  facts->registers_per_processor = own.regsPerMultiprocessor;
+  facts->l2_bytes = own.l2CacheSize;
+  facts->memory_bytes = static_cast<int64_t>(own.totalGlobalMem);
+  facts->clock = 1e3 * static_cast<double>(attribute(device, cudaDevAttrClockRate));
+  // Two transfers per clock of the memory, on every bit of the bus.
+  facts->bandwidth = 2e3 * static_cast<double>(attribute(device, cudaDevAttrMemoryClockRate)) *
+                     static_cast<double>(own.memoryBusWidth) / 8;
+  return true;
+}
+
+bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
+  const Current current(device);
+  if (current.error() != cudaSuccess) return fail("device", current.error(), why);
+  // Asking for the function's facts brings its code to the device, which no run then has to.
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, function);
+  if (error != cudaSuccess) return fail("the kernel's code", error, why);
+  error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return fail("the kernel's shared memory", error, why);
+  return true;
+}
+
+bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
+  const Current current(device);
+  if (current.error() != cudaSuccess) return fail("device", current.error(), why);
+  // The runtime copies the argument and does not write to it.
+  void *arguments[] = {const_cast<void *>(launch.args)};
+  const cudaError_t error =
+      cudaLaunchKernel(launch.function, dim3(static_cast<unsigned>(launch.blocks)),
+                       dim3(static_cast<unsigned>(launch.threads)), arguments,
+                       launch.shared_bytes, static_cast<cudaStream_t>(launch.stream));
+  return error == cudaSuccess || fail("launch", error, why);
+}
+
+bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why) {
+  const Current current(device);
+  if (current.error() != cudaSuccess) return fail("device", current.error(), why);
+  const cudaError_t error = cudaMemsetAsync(block, 0, bytes, static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess || fail("clearing memory", error, why);
+}
+
+tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,
+                            tsr_reason *why) {
+  const Current current(device);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t error = current.error();
+  if (error == cudaSuccess)
+    error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
+  // The default stream may not even be asked while another thread captures.
+  if (capture != cudaStreamCaptureStatusNone || error == cudaErrorStreamCaptureImplicit) {
+    cudaGetLastError();
+    snprintf(why->text, sizeof why->text, "the stream is being captured");
+    return TSR_STATUS_INVALID_ARGUMENT;
+  }
+  if (error == cudaSuccess) error = cudaMallocAsync(block, bytes, static_cast<cudaStream_t>(stream));
+  if (error == cudaSuccess) return TSR_STATUS_SUCCESS;
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    snprintf(why->text, sizeof why->text, "the device has no %zu bytes for this run", bytes);
+    return TSR_STATUS_OUT_OF_MEMORY;
+  }
+  fail("allocating memory", error, why);
+  return TSR_STATUS_DEVICE_ERROR;
+}
+
+void runtime_release(int32_t device, void *block, void *stream) {
+  const Current current(device);
+  if (cudaFreeAsync(block, static_cast<cudaStream_t>(stream)) != cudaSuccess) cudaGetLastError();
+}
+
+Memory runtime_where(const void *pointer, int32_t *owner) {
+  cudaPointerAttributes attributes;
+  *owner = -1;
+  if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+    cudaGetLastError();
+    return Memory::kUnknown;
+  }
+  *owner = attributes.device;
+  switch (attributes.type) {
+    case cudaMemoryTypeDevice:
+      return Memory::kDevice;
+    case cudaMemoryTypeManaged:
+      return Memory::kManaged;
+    case cudaMemoryTypeHost:
+      return Memory::kHost;
+    default:
+      return Memory::kUnknown;
+  }
+}
+
+void runtime_version(char *text, size_t capacity) {
+  int runtime = 0, driver = 0;
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) cudaGetLastError();
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
+  snprintf(text, capacity, "CUDA %d.%d, driver %d.%d", runtime / 1000, runtime % 1000 / 10,
+           driver / 1000, driver % 1000 / 10);
+}
+
+} // namespace cuda
+} // namespace tessera

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// runtime.h on the SIMT emulator: one device with the facts of a current one, so that selection takes
+// the ways it takes there; memory is the host's, and work is done when a call returns.
+#include "runtime_emulated.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/gpu/emulator.hpp"
+#include "common/workspace.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+constexpr int kWave = 32;
+
+bool fail(const std::atomic<int32_t> &asked, const char *what, tsr_reason *why) {
+  if (!asked) return false;
+  snprintf(why->text, sizeof why->text, "%s: a failure that was asked for", what);
+  return true;
+}
+
+} // namespace
+
+EmulatedFaults &emulated_faults() {
+  static EmulatedFaults faults;
+  return faults;
+}
+
+bool runtime_probe(int32_t *devices, tsr_reason *why) {
+  (void)why;
+  *devices = 1;
+  return true;
+}
+
+bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
+  (void)device;
+  (void)why;
+  memset(facts, 0, sizeof *facts);
+  snprintf(facts->name, sizeof facts->name, "SIMT emulator on the host");
+  facts->arch = 90;
+  facts->processors = 132;
+  facts->shared_per_block = 227 << 10;
+  facts->shared_per_processor = 228 << 10;
+  facts->registers_per_processor = 65536;
+  facts->l2_bytes = 50 << 20;
+  facts->memory_bytes = int64_t{80} << 30;
+  facts->clock = 1.7e9;
+  facts->bandwidth = 3.3e12;
+  return true;
+}
+
+bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
+  (void)device;
+  (void)function;
+  (void)shared_bytes;
+  return !fail(emulated_faults().fail_prepare, "the kernel's code", why);
+}
+
+bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
+  using Kernel = void (*)(const void *);
+  (void)device;
+  if (fail(emulated_faults().fail_launch, "launch", why)) return false;
+  ++emulated_faults().launches;
+  Kernel kernel;
+  static_assert(sizeof kernel == sizeof launch.function, "a handle is the function's address");
+  memcpy(&kernel, &launch.function, sizeof kernel);
+  return gpu::emulate(kernel, launch.args, launch.blocks, launch.threads, kWave,
+                      launch.shared_bytes, why->text, sizeof why->text);
+}
+
+bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why) {
+  (void)device;
+  (void)stream;
+  if (fail(emulated_faults().fail_zero, "clearing memory", why)) return false;
+  emulated_faults().zeroed += static_cast<int64_t>(bytes);
+  memset(block, 0, bytes);
+  return true;
+}
+
+tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,
+                            tsr_reason *why) {
+  (void)device;
+  (void)stream;
+  if (emulated_faults().capturing) {
+    snprintf(why->text, sizeof why->text, "the stream is being captured");
+    return TSR_STATUS_INVALID_ARGUMENT;
+  }
+  *block = fail(emulated_faults().fail_allocate, "memory", why)
+               ? nullptr
+               : aligned_alloc(TSRI_WORKSPACE_ALIGNMENT,
+                               static_cast<size_t>(tsri_workspace_round(static_cast<int64_t>(bytes))));
+  if (!*block) {
+    snprintf(why->text, sizeof why->text, "the device has no %zu bytes for this run", bytes);
+    return TSR_STATUS_OUT_OF_MEMORY;
+  }
+  ++emulated_faults().allocated;
+  return TSR_STATUS_SUCCESS;
+}
+
+void runtime_release(int32_t device, void *block, void *stream) {
+  (void)device;
+  (void)stream;
+  ++emulated_faults().released;
+  free(block);
+}
+
+Memory runtime_where(const void *pointer, int32_t *owner) {
+  const EmulatedFaults &faults = emulated_faults();
+  *owner = 0;
+  if (pointer != faults.elsewhere) return Memory::kDevice;
+  *owner = faults.owner;
+  return faults.place;
+}
+
+void runtime_version(char *text, size_t capacity) { snprintf(text, capacity, "emulated"); }
+
+} // namespace cuda
+} // namespace tessera

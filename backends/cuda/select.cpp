@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See select.h. Refusals come first, each with what was found and what the row takes; then the cut; then
+// its cost. Only what the problem says at plan time counts, never a length that is known at run time.
+#include "select.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/dtype.h"
+#include "common/gpu/arguments.hpp"
+#include "common/workspace.h"
+#include "cost.h"
+#include "launch.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+// Every row of either mask class honours these. No row maxima: edge rows let the maximum lag behind.
+constexpr uint32_t kEdgeFeatures =
+    TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_SINK |
+    TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED | TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED |
+    TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT;
+constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
+                                  TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
+                                  TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
+// Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
+constexpr int64_t kMostRows = INT32_MAX - 4096;
+constexpr int64_t kMostSplits = 256;
+
+struct FeatureName {
+  uint32_t bit;
+  const char *name;
+};
+constexpr FeatureName kFeatureNames[] = {
+    {TSR_FEATURE_CAUSAL, "a causal mask"},
+    {TSR_FEATURE_WINDOW, "a window"},
+    {TSR_FEATURE_PREFIX, "a prefix"},
+    {TSR_FEATURE_MASK, "a mask tensor"},
+    {TSR_FEATURE_BLOCK_MASK, "a block mask"},
+    {TSR_FEATURE_BIAS, "a bias"},
+    {TSR_FEATURE_ALIBI, "ALiBi"},
+    {TSR_FEATURE_SOFTCAP, "a softcap"},
+    {TSR_FEATURE_SINK, "a sink"},
+    {TSR_FEATURE_DROPOUT, "dropout"},
+    {TSR_FEATURE_GROUPED_HEADS, "grouped heads"},
+    {TSR_FEATURE_PACKED, "packed sequences"},
+    {TSR_FEATURE_USED_LENGTHS, "used lengths or left padding"},
+    {TSR_FEATURE_PAGED, "pages"},
+    {TSR_FEATURE_MAX_LOGIT, "max_logit"},
+    {TSR_FEATURE_SCALES, "scales of 8-bit tensors"},
+    {TSR_FEATURE_DLSE, "dlse"},
+    {TSR_FEATURE_DBIAS, "dbias"},
+    {TSR_FEATURE_DSINK, "dsink"},
+    {TSR_FEATURE_ACCUMULATE, "accumulation into gradients"},
+    {TSR_FEATURE_DETERMINISTIC, "determinism"},
+    {TSR_FEATURE_BATCH_INVARIANT, "batch invariance"},
+    {TSR_FEATURE_STRIDED_LAST, "a last stride other than 1"},
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+const char *dtype_name(tsr_dtype dtype) { return tsri_dtype_describe(dtype).name; }
+
+// Writes the reason; false, so that refusals read as one line each.
+__attribute__((format(printf, 2, 3))) bool refuse(tsr_reason *why, const char *format, ...) {
+  va_list values;
+  va_start(values, format);
+  vsnprintf(why->text, sizeof why->text, format, values);
+  va_end(values);
+  return false;
+}
+
+bool takes_device(const DeviceFacts &facts, const Row &row, tsr_reason *why) {
+  if (facts.arch < row.arch)
+    return refuse(why, "%.64s has compute capability %d.%d, this kernel needs %d.%d", facts.name,
+                  facts.arch / 10, facts.arch % 10, row.arch / 10, row.arch % 10);
+  for (const Entry &entry : row.entry)
+    if (entry.function && entry.shared_bytes > facts.shared_per_block)
+      return refuse(why, "needs %u bytes of shared memory per block, %.64s has %lld",
+                    static_cast<unsigned>(entry.shared_bytes), facts.name,
+                    static_cast<long long>(facts.shared_per_block));
+  return true;
+}
+
+bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (p.q.dtype != row.dtype || p.k.dtype != row.dtype || p.v.dtype != row.dtype)
+    return refuse(why, "q, k, v are %s, %s, %s; this kernel takes %s", dtype_name(p.q.dtype),
+                  dtype_name(p.k.dtype), dtype_name(p.v.dtype), dtype_name(row.dtype));
+  if (p.o.dtype != row.dtype && p.o.dtype != TSR_DTYPE_F32)
+    return refuse(why, "o is %s; this kernel writes %s or float32", dtype_name(p.o.dtype),
+                  dtype_name(row.dtype));
+  return true;
+}
+
+bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why) {
+  const uint32_t unknown = problem.features & ~(row.any ? kAnyFeatures : kEdgeFeatures);
+  if (!unknown) return true;
+  size_t used = 0;
+  uint32_t named = 0;
+  for (const FeatureName &f : kFeatureNames) {
+    if (!(unknown & f.bit) || used >= sizeof why->text) continue;
+    used += static_cast<size_t>(snprintf(why->text + used, sizeof why->text - used, "%s%s",
+                                         used ? ", " : "the problem uses ", f.name));
+    named |= f.bit;
+  }
+  if (unknown & ~named && used < sizeof why->text)
+    snprintf(why->text + used, sizeof why->text - used, "%sa feature unknown here (bits 0x%x)",
+             used ? ", " : "the problem uses ", static_cast<unsigned>(unknown & ~named));
+  return false;
+}
+
+bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (p.dim_qk > row.dim_qk)
+    return refuse(why, "dim_qk is %lld; this kernel takes up to %d",
+                  static_cast<long long>(p.dim_qk), static_cast<int>(row.dim_qk));
+  const int64_t longest = max64(max64(p.seq_q, p.seq_k), max64(p.total_q, p.total_k));
+  if (longest > kMostRows)
+    return refuse(why, "%lld rows; kernels here take up to %lld", static_cast<long long>(longest),
+                  static_cast<long long>(kMostRows));
+  return true;
+}
+
+// What 16-byte accesses without a second way need.
+bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (row.any) return true;
+  const struct {
+    const char *name;
+    const tsr_layout *layout;
+    int64_t columns;
+  } tensors[] = {{"q", &p.q, p.dim_qk}, {"k", &p.k, p.dim_qk}, {"v", &p.v, p.dim_v}};
+  for (const auto &t : tensors)
+    if (!gpu::layout_is_vector(*t.layout, t.columns))
+      return refuse(why,
+                    "%s has rows that do not begin and end at multiples of 16 bytes (alignment %lld, "
+                    "%lld columns)",
+                    t.name, static_cast<long long>(t.layout->alignment),
+                    static_cast<long long>(t.columns));
+  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
+  return true;
+}
+
+// Fails where the launch would not fit the device's numbering.
+bool set_blocks(int64_t blocks, Cut *cut, tsr_reason *why) {
+  if (blocks > kMostBlocks)
+    return refuse(why, "needs %lld blocks, a launch has %lld at most",
+                  static_cast<long long>(blocks), static_cast<long long>(kMostBlocks));
+  cut->blocks = blocks;
+  return true;
+}
+
+bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
+  const int64_t heads = tsri_mul_sat(p.batch, p.heads_q);
+  int64_t tiles = ceil_div(p.seq_q, row.tile_q), slots = heads;
+  cut->chunks = static_cast<int32_t>(ceil_div(p.dim_v, row.dim_v));
+  if (p.arrays & TSR_ARRAY_CU_Q) {
+    // Each sequence may end inside a tile; and none is longer than seq_q.
+    const int64_t by_total = p.total_q / row.tile_q + min64(p.batch, p.total_q);
+    tiles = min64(by_total, tsri_mul_sat(tiles, p.batch));
+    slots = p.heads_q;
+  }
+  if (tiles > kMostBlocks) return set_blocks(tiles, cut, why);
+  cut->tiles = static_cast<int32_t>(tiles);
+  return set_blocks(tsri_mul_sat(tsri_mul_sat(tiles, cut->chunks), slots), cut, why);
+}
+
+// Parts of `part_keys` keys, a multiple of the key tile.
+bool cut_split_by(const tsr_resolved &problem, int64_t part_keys, Cut *cut, tsr_reason *why) {
+  const int64_t splits = max64(1, ceil_div(problem.p.seq_k, part_keys));
+  if (splits > kMostBlocks) return set_blocks(splits, cut, why);
+  cut->part_keys = part_keys;
+  cut->splits = static_cast<int32_t>(splits);
+  return set_blocks(tsri_mul_sat(tsri_mul_sat(cut->units, cut->chunks), splits), cut, why);
+}
+
+// The number of parts with the least cost: more of them fill the device, and make more to merge. With
+// batch_invariant parts have a fixed size, whatever else there is.
+bool cut_split(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+               const Visits &visits, Cut *cut, tsr_reason *why) {
+  const tsr_problem &p = problem.p;
+  const int64_t row_tiles = ceil_div(tsri_mul_sat(p.seq_q, problem.group), row.tile_q);
+  if (row_tiles > kMostBlocks) return set_blocks(row_tiles, cut, why);
+  cut->row_tiles = static_cast<int32_t>(row_tiles);
+  cut->chunks = static_cast<int32_t>(ceil_div(p.dim_v, row.dim_v));
+  cut->units = tsri_mul_sat(tsri_mul_sat(p.batch, p.heads_kv), row_tiles);
+  if (p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
+    return cut_split_by(problem, ceil_div(kFixedPartKeys, row.tile_k) * row.tile_k, cut, why);
+  const int64_t key_tiles = max64(1, ceil_div(p.seq_k, row.tile_k));
+  double best = INFINITY;
+  int64_t best_keys = key_tiles * row.tile_k, last = 0;
+  // Visible keys of a narrow window lie in few of the parts, so there may be many.
+  for (int64_t n = 1; n <= min64(key_tiles, kMostSplits); n += max64(1, n / 6)) {
+    const int64_t keys = ceil_div(key_tiles, n) * row.tile_k;
+    Cut candidate = *cut;
+    tsr_reason ignored;
+    if (keys == last || !cut_split_by(problem, keys, &candidate, &ignored)) continue;
+    last = keys;
+    const double seconds = cost_seconds(facts, row, problem, visits, candidate);
+    if (seconds < best) best = seconds, best_keys = keys;
+  }
+  return cut_split_by(problem, best_keys, cut, why);
+}
+
+// The same rules on sequences of a fixed size: what ranks rows where neither the batch nor padding may.
+tsr_resolved canonical(const tsr_resolved &problem) {
+  constexpr int64_t kRows = 4096;
+  tsr_resolved r = problem;
+  r.p.batch = 1;
+  r.p.seq_q = r.p.seq_k = kRows;
+  r.p.total_q = r.p.total_k = 0;
+  r.p.arrays = 0;
+  r.p.page_size = 0;
+  r.p.diagonal = 0;
+  return r;
+}
+
+bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                  Choice *choice, tsr_reason *why) {
+  const Visits visits = count_visits(row, problem);
+  tsr_estimate *e = &choice->estimate;
+  if (row.family == Family::kSplit) {
+    if (!cut_split(facts, row, problem, visits, &choice->cut, why)) return false;
+  } else if (!cut_forward(row, problem.p, &choice->cut, why)) {
+    return false;
+  }
+  e->seconds = cost_seconds(facts, row, problem, visits, choice->cut);
+  e->flops = cost_flops(problem, visits);
+  e->bytes = cost_bytes(facts, row, problem, visits, choice->cut);
+  e->tile_q = row.tile_q;
+  e->tile_k = row.tile_k;
+  return true;
+}
+
+} // namespace
+
+bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                Choice *choice, tsr_reason *why) {
+  memset(choice, 0, sizeof *choice);
+  if (!takes_device(facts, row, why) || !takes_dtypes(row, problem.p, why) ||
+      !takes_features(row, problem, why) || !takes_sizes(row, problem.p, why) ||
+      !takes_layouts(row, problem.p, why))
+    return false;
+  if (!estimate_row(facts, row, problem, choice, why)) return false;
+  const int64_t workspace = launch_workspace(row, problem, choice->cut);
+  if (workspace == INT64_MAX) return refuse(why, "needs more workspace than can be addressed");
+  choice->estimate.workspace = static_cast<size_t>(workspace);
+  if (problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT) {
+    Choice ranked;
+    memset(&ranked, 0, sizeof ranked);
+    if (!estimate_row(facts, row, canonical(problem), &ranked, why)) return false;
+    // All rows are scaled alike, so the order stays.
+    if (ranked.estimate.flops > 0)
+      choice->estimate.seconds =
+          ranked.estimate.seconds * (choice->estimate.flops / ranked.estimate.flops);
+  }
+  return true;
+}
+
+} // namespace cuda
+} // namespace tessera

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether a kernel row takes a problem on a device, how the work is then cut, and what it is expected to
+// take: a pure function of facts, row and problem, with no device in reach. The dispatcher ranks by
+// the seconds; nothing else chooses.
+#ifndef TESSERA_BACKENDS_CUDA_SELECT_H_
+#define TESSERA_BACKENDS_CUDA_SELECT_H_
+
+#include <stdint.h>
+
+#include "kernels.h"
+#include "runtime.h"
+#include "tessera/backend.h"
+
+namespace tessera {
+namespace cuda {
+
+// Compute capability that the oldest rows need.
+constexpr int32_t kLeastArch = 80;
+// Keys of a part where the cut may depend on nothing but the problem's rules (batch_invariant).
+constexpr int64_t kFixedPartKeys = 512;
+// What one launch can have.
+constexpr int64_t kMostBlocks = INT32_MAX;
+
+// How a row's work on a problem is cut. Fields of other families are 0.
+struct Cut {
+  int64_t blocks;    // 0: nothing to do
+  int32_t tiles;     // forward: query tiles per slot, packed: of all slots
+  int32_t row_tiles; // split: tiles of group x queries
+  int32_t splits;    // split: parts of the keys of a sequence
+  int32_t chunks;    // column chunks of Dv
+  int64_t part_keys; // split: keys of a part
+  int64_t units;     // split: [B, Hkv, row_tiles]
+};
+
+struct Choice {
+  Cut cut;
+  tsr_estimate estimate; // with the workspace
+};
+
+// True with the choice, or false with the reason.
+bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                Choice *choice, tsr_reason *why);
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SELECT_H_

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two matrix products of a wave, over whatever the unit is made of: scores (operands from shared
+// memory or kept in registers) and apply (P from shared memory or registers, Z from shared memory).
+// Every operand is loaded one use before its turn, into the other half of a pair of registers, so that
+// the latency of shared memory passes under the products of the operand before it.
+#ifndef TESSERA_COMMON_GPU_PRODUCT_HPP_
+#define TESSERA_COMMON_GPU_PRODUCT_HPP_
+
+#include "common/gpu/platform.hpp"
+
+namespace tessera {
+namespace gpu {
+
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
+}
+
+// acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
+// are those of the wave's first row. kKeep: the free operands are in registers already.
+template <class U, class TX, class TY, int kDepth, bool kKeep, int kFree, int kCon>
+TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
+                               uint32_t y_offset,
+                               const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
+  typename U::Free y[2][kFree];
+  typename U::Con x[2];
+  clear<U>(acc);
+  if (!kKeep) {
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      U::template load_free<TY::kRowBytes>(y[0][f], y_offset, f * U::kFree, 0);
+  }
+  U::template load_con<TX::kRowBytes>(x[0], x_offset, 0, 0);
+  TSRI_UNROLL
+  for (int t = 0; t < kDepth; ++t)
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c) {
+      const int n = t * kCon + c, next = n + 1;
+      if (next < kDepth * kCon)
+        U::template load_con<TX::kRowBytes>(x[next % 2], x_offset, next % kCon * U::kCon,
+                                            next / kCon);
+      if (!kKeep && c == (kCon > 1 ? kCon - 2 : 0) && t + 1 < kDepth) {
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          U::template load_free<TY::kRowBytes>(y[(t + 1) % 2][f], y_offset, f * U::kFree, t + 1);
+      }
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        U::score(acc[f][c], x[n % 2], kKeep ? kept[f][kKeep ? t : 0] : y[t % 2][f]);
+    }
+}
+
+// out[free][column] += P Z over kSteps steps. load(p, step) gives the free operands of a step; kAhead:
+// it reads shared memory and is called one step before its turn.
+template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
+TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
+                               const Load &load) {
+  typename U::P p[2][kFree];
+  typename U::Z z[2];
+  load(p[0], 0);
+  U::template load_z<TZ::kRowBytes>(z[0], z_offset, 0, 0);
+  TSRI_UNROLL
+  for (int s = 0; s < kSteps; ++s)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o) {
+      const int n = s * kOut + o, next = n + 1;
+      if (next < kSteps * kOut)
+        U::template load_z<TZ::kRowBytes>(z[next % 2], z_offset, next / kOut * U::kApplyStep,
+                                          next % kOut);
+      if (kAhead ? o == (kOut > 1 ? kOut - 2 : 0) && s + 1 < kSteps : o == 0 && s > 0)
+        load(p[kAhead ? (s + 1) % 2 : s % 2], kAhead ? s + 1 : s);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) U::apply(out[f][o], z[n % 2], p[s % 2][f]);
+    }
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_PRODUCT_HPP_

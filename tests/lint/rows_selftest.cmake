@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The test of cmake/check_rows.cmake: it must pass reports in which no kernel keeps anything in local
+# memory, and fail on a planted stack frame, on planted spills, on a report without a kernel and on a
+# missing report.
+#   cmake -DROOT=<top of the tree> -DWORK=<scratch folder> -P rows_selftest.cmake
+cmake_minimum_required(VERSION 3.25)
+set(folder "${WORK}/rows")
+set(failures 0)
+
+function(report name stack stores loads)
+  file(WRITE "${folder}/${name}.cu.txt"
+    "seconds 3\n"
+    "ptxas info    : 0 bytes gmem\n"
+    "ptxas info    : Compiling entry function 'clean_${name}' for 'sm_80'\n"
+    "ptxas info    : Function properties for clean_${name}\n"
+    "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+    "ptxas info    : Used 128 registers, used 1 barriers, 5016 bytes cmem[0]\n"
+    "ptxas info    : Compiling entry function '${name}' for 'sm_90'\n"
+    "ptxas info    : Function properties for ${name}\n"
+    "    ${stack} bytes stack frame, ${stores} bytes spill stores, ${loads} bytes spill loads\n"
+    "ptxas info    : Used 255 registers, used 1 barriers, 5016 bytes cmem[0]\n")
+endfunction()
+
+# expect(<sources> <PASS|text that must be in the output>)
+function(expect sources outcome)
+  execute_process(
+    COMMAND "${CMAKE_COMMAND}" "-DREPORTS=${folder}" "-DSOURCES=${sources}" -P "${ROOT}/cmake/check_rows.cmake"
+    RESULT_VARIABLE result OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  string(FIND "${text}" "${outcome}" position)
+  if((outcome STREQUAL "PASS" AND result EQUAL 0) OR (NOT result EQUAL 0 AND position GREATER_EQUAL 0))
+    return()
+  endif()
+  message("${sources}: expected ${outcome}, found exit ${result}:\n${text}")
+  math(EXPR failures "${failures} + 1")
+  set(failures ${failures} PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE "${folder}")
+report(good 0 0 0)
+report(also_good 0 0 0)
+report(framed 16 0 0)
+report(stored 0 8 0)
+report(loaded 0 0 4)
+file(WRITE "${folder}/empty.cu.txt" "seconds 1\n")
+expect("some/good.cu;also_good.cu" PASS)
+expect("good.cu;framed.cu" "FAILED: framed, sm_90: 16 bytes of stack")
+expect("stored.cu;good.cu" "FAILED: stored, sm_90: 0 bytes of stack, 8 of spill stores")
+expect("loaded.cu" "4 of spill loads")
+expect("good.cu;empty.cu" "FAILED: empty.cu: its report names no kernel")
+expect("good.cu;absent.cu" "FAILED: absent.cu: no report")
+expect("" "no kernel was reported")
+if(failures GREATER 0)
+  message(FATAL_ERROR "rows_selftest: ${failures} failure(s)")
+endif()

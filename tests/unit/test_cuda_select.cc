@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Selection of the CUDA backend without a device: which row takes a problem on devices of given facts,
+// what the others say, and how work is cut. Problems go through the library's own validation, so they are
+// what backends see. Nothing is launched.
+#include <criterion/criterion.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "backends/cuda/cost.h"
+#include "backends/cuda/select.h"
+extern "C" {
+#include "api/src/validate.h"
+}
+
+namespace {
+
+using tessera::cuda::Choice;
+using tessera::cuda::DeviceFacts;
+using tessera::cuda::Family;
+using tessera::cuda::Row;
+
+DeviceFacts facts_of(const char *name, int arch, int processors, int64_t shared_kib, double clock,
+                     double bandwidth, int64_t l2_mib) {
+  DeviceFacts f = {};
+  std::snprintf(f.name, sizeof f.name, "%s", name);
+  f.arch = arch;
+  f.processors = processors;
+  f.shared_per_block = (shared_kib - 1) << 10;
+  f.shared_per_processor = shared_kib << 10;
+  f.registers_per_processor = 65536;
+  f.l2_bytes = l2_mib << 20;
+  f.memory_bytes = int64_t{40} << 30;
+  f.clock = clock;
+  f.bandwidth = bandwidth;
+  return f;
+}
+
+const DeviceFacts kDevices[] = {
+    facts_of("H200", 90, 132, 228, 1.98e9, 4.8e12, 60),
+    facts_of("A100", 80, 108, 164, 1.41e9, 1.6e12, 40),
+    facts_of("RTX 4090", 89, 128, 100, 2.5e9, 1.0e12, 72),
+    facts_of("B200", 100, 148, 228, 1.85e9, 8.0e12, 126),
+};
+const DeviceFacts &h200 = kDevices[0];
+
+tsr_layout layout_of(tsr_dtype dtype, int64_t alignment) {
+  tsr_layout l = {};
+  l.dtype = dtype;
+  l.alignment = alignment;
+  return l;
+}
+
+tsr_problem problem_of(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t sq, int64_t sk,
+                       int64_t dim_qk, int64_t dim_v, tsr_dtype dtype = TSR_DTYPE_BF16,
+                       int64_t alignment = 16) {
+  tsr_problem p = TSR_PROBLEM_INIT;
+  p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv;
+  p.seq_q = sq, p.seq_k = sk, p.dim_qk = dim_qk, p.dim_v = dim_v;
+  p.q = p.k = p.v = p.o = layout_of(dtype, alignment);
+  return p;
+}
+
+tsr_resolved resolve(const tsr_problem &p) {
+  tsr_problem valid;
+  tsr_resolved r;
+  const tsr_status status = tsri_validate_problem(&p, &valid);
+  cr_assert_eq(status, TSR_STATUS_SUCCESS, "%s", tsr_last_message());
+  tsri_resolve_pass(&valid, tsr_device{TSR_DEVICE_CUDA, 0}, TSR_PASS_FORWARD, &r);
+  return r;
+}
+
+struct Winner {
+  const Row *row = nullptr;
+  Choice choice = {};
+  std::string refusals;
+};
+
+// What the dispatcher would do among the forward rows.
+Winner select(const DeviceFacts &facts, const tsr_problem &p) {
+  const tsr_resolved r = resolve(p);
+  Winner w;
+  const Row *row;
+  for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i) {
+    Choice choice;
+    tsr_reason why = {};
+    if (row->pass != TSR_PASS_FORWARD) continue;
+    if (!tessera::cuda::select_row(facts, *row, r, &choice, &why)) {
+      cr_expect_neq(why.text[0], '\0', "%s refuses without a reason", row->name);
+      w.refusals += std::string(row->name) + ": " + why.text + "\n";
+      continue;
+    }
+    const double seconds = choice.estimate.seconds;
+    cr_expect(seconds >= 0 && std::isfinite(seconds), "%s: %g s", row->name, seconds);
+    if (w.row && seconds >= w.choice.estimate.seconds) continue;
+    w.row = row;
+    w.choice = choice;
+  }
+  return w;
+}
+
+void expect_refused(const DeviceFacts &facts, const tsr_problem &p, const char *text) {
+  const Winner w = select(facts, p);
+  cr_expect_null(w.row, "%s takes it", w.row ? w.row->name : "");
+  cr_expect(w.refusals.find(text) != std::string::npos, "no '%s' in\n%s", text,
+            w.refusals.c_str());
+}
+
+void expect_row(const DeviceFacts &facts, const tsr_problem &p, const char *part) {
+  const Winner w = select(facts, p);
+  cr_assert_not_null(w.row, "%s", w.refusals.c_str());
+  cr_expect(std::strstr(w.row->name, part) != nullptr, "%s on %s, wanted %s", w.row->name,
+            facts.name, part);
+}
+
+Test(cuda_select, refusals_say_what_was_found) {
+  tsr_problem p = problem_of(1, 2, 2, 64, 64, 64, 64);
+  const DeviceFacts old = facts_of("T4", 75, 40, 65, 1.6e9, 3e11, 4);
+  expect_refused(old, p, "T4 has compute capability 7.5, this kernel needs 8.0");
+  DeviceFacts small = h200;
+  small.shared_per_block = 1024;
+  expect_refused(small, p, "H200 has 1024");
+  p.q = p.k = p.v = p.o = layout_of(TSR_DTYPE_F64, 16);
+  expect_refused(h200, p, "q, k, v are float64, float64, float64; this kernel takes bfloat16");
+  p = problem_of(1, 2, 2, 64, 64, 64, 64);
+  p.k.dtype = p.v.dtype = TSR_DTYPE_F8_E4M3;
+  p.k_scale = p.v_scale = layout_of(TSR_DTYPE_F32, 0);
+  expect_refused(h200, p, "float8");
+  p = problem_of(1, 2, 2, 64, 64, 64, 64);
+  p.seq_k = INT32_MAX;
+  expect_refused(h200, p, "2147483647 rows");
+}
+
+Test(cuda_select, features_and_layouts_of_the_mask_classes) {
+  tsr_problem p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  expect_row(h200, p, "_edge_");
+  p.softcap = 20;
+  expect_row(h200, p, "_any_");
+  cr_expect(select(h200, p).refusals.find("the problem uses a softcap\n") != std::string::npos);
+  p.bias = layout_of(TSR_DTYPE_F32, 0);
+  p.dropout = 0.5f;
+  cr_expect(select(h200, p).refusals.find("the problem uses a bias, a softcap, dropout\n") !=
+            std::string::npos);
+  p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  p.scale = -1;
+  expect_row(h200, p, "_any_");
+  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 or more") !=
+            std::string::npos);
+  // Alignment that is not promised, a row that is no multiple of 16 bytes, a stride that is none.
+  expect_row(h200, problem_of(2, 4, 2, 128, 128, 64, 64, TSR_DTYPE_BF16, 0), "_any_");
+  expect_row(h200, problem_of(2, 4, 2, 128, 128, 68, 64), "_any_");
+  expect_row(h200, problem_of(2, 4, 2, 128, 128, 72, 64), "_edge_");
+  p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  p.k.order = TSR_ORDER_STRIDED;
+  const int64_t stride[4] = {4 * 128 * 68, 128 * 68, 68, 1};
+  std::memcpy(p.k.stride, stride, sizeof stride);
+  expect_row(h200, p, "_any_");
+  cr_expect(select(h200, p).refusals.find("k has rows that do not begin and end") !=
+            std::string::npos);
+}
+
+Test(cuda_select, tiers_follow_the_head_dimension) {
+  for (const DeviceFacts &device : kDevices) {
+    if (device.shared_per_block < 160 << 10) continue;
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 64, 64), "_d64_");
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 40, 40), "_d64_");
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 128, 128), "_d128_");
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 256, 256), "_d256_");
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 192, 128), "_d192x128_");
+    expect_row(device, problem_of(4, 16, 1, 512, 512, 576, 512), "_d576x");
+  }
+}
+
+// Every legal head dimension, dtype and alignment has a row on every device that rows exist for.
+Test(cuda_select, every_dimension_is_taken) {
+  static const tsr_dtype dtypes[] = {TSR_DTYPE_F32, TSR_DTYPE_F16, TSR_DTYPE_BF16};
+  for (const DeviceFacts &device : kDevices) {
+    const bool large = device.shared_per_block >= 160 << 10;
+    for (tsr_dtype dtype : dtypes)
+      for (int64_t d = 1; d <= (large ? 576 : 128); d += d < 32 ? 1 : 17)
+        for (int64_t alignment : {0, 16}) {
+          const Winner w =
+              select(device, problem_of(1, 4, 2, 70, 90, d, d > 512 ? 512 : d, dtype, alignment));
+          cr_expect_not_null(w.row, "%s, dim %d, dtype %d:\n%s", device.name,
+                             static_cast<int>(d), static_cast<int>(dtype), w.refusals.c_str());
+        }
+  }
+}
+
+int64_t multiply(int64_t a, int64_t b, int64_t c, int64_t d) { return a * b * c * d; }
+
+// Blocks cover all queries, keys and columns, whatever the numbers are.
+Test(cuda_select, cuts_cover_the_work) {
+  uint64_t state = 12345;
+  const auto below = [&state](int64_t n) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(n));
+  };
+  for (int n = 0; n < 4000; ++n) {
+    const int64_t group = 1 + below(8), heads = 1 + below(4), batch = below(6);
+    tsr_problem p = problem_of(batch, group * heads, heads, below(3) ? below(500) : 1,
+                               below(5) ? below(20000) : below(3), 1 + below(300), 1 + below(300),
+                               TSR_DTYPE_F16, below(2) ? 16 : 0);
+    if (below(3) == 0) {
+      p.arrays = TSR_ARRAY_CU_Q;
+      p.total_q = below(2000);
+      if (p.seq_q == 0) p.seq_q = 1;
+    }
+    if (below(3) == 0) p.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+    p.determinism = static_cast<tsr_determinism>(below(3));
+    const tsr_resolved r = resolve(p);
+    const DeviceFacts &device = kDevices[below(4)];
+    const Row *row;
+    for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i) {
+      Choice c;
+      tsr_reason why = {};
+      if (row->pass != TSR_PASS_FORWARD || row->dtype != TSR_DTYPE_F16) continue;
+      if (!tessera::cuda::select_row(device, *row, r, &c, &why)) continue;
+      cr_expect_geq(multiply(c.cut.chunks, row->dim_v, 1, 1), r.p.dim_v);
+      if (row->family == Family::kSplit) {
+        cr_expect_geq(c.cut.row_tiles * static_cast<int64_t>(row->tile_q), r.p.seq_q * r.group);
+        cr_expect_geq(c.cut.splits * c.cut.part_keys, r.p.seq_k);
+        cr_expect_eq(c.cut.part_keys % row->tile_k, 0);
+        cr_expect_eq(c.cut.blocks, multiply(c.cut.units, c.cut.chunks, c.cut.splits, 1));
+        cr_expect_eq(c.cut.units, multiply(batch, heads, c.cut.row_tiles, 1));
+      } else if (p.arrays) {
+        // The worst case: every sequence but one is a single row past a tile's end.
+        const int64_t tail = batch < r.p.total_q ? batch : r.p.total_q;
+        int64_t tiles = tail, rest = r.p.total_q - tail;
+        const int64_t full = r.p.seq_q > 0 ? (r.p.seq_q - 1) / row->tile_q : 0;
+        for (int64_t b = 0; b < tail; ++b) {
+          const int64_t more = rest / row->tile_q < full ? rest / row->tile_q : full;
+          tiles += more;
+          rest -= more * row->tile_q;
+        }
+        cr_expect_geq(c.cut.tiles, tiles, "%d tiles, %d needed: %s", static_cast<int>(c.cut.tiles),
+                      static_cast<int>(tiles), row->name);
+        cr_expect_eq(c.cut.blocks, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, 1));
+      } else {
+        cr_expect_geq(c.cut.tiles * static_cast<int64_t>(row->tile_q), r.p.seq_q);
+        cr_expect_eq(c.cut.blocks, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, batch));
+      }
+      cr_expect(row->family == Family::kSplit || c.estimate.workspace == 0);
+    }
+  }
+}
+
+Test(cuda_select, launches_have_a_largest_size) {
+  tsr_problem p = problem_of(65535, 32767, 32767, 4096, 64, 64, 64);
+  expect_refused(h200, p, "a launch has 2147483647 at most");
+}
+
+// With batch_invariant neither the batch nor padding may change the row, nor where keys are cut.
+Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
+  for (const DeviceFacts &device : kDevices)
+    for (int64_t dim : {64, 128}) {
+      tsr_problem p = problem_of(1, 8, 2, 1, 300, dim, dim);
+      p.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
+      const Winner first = select(device, p);
+      cr_assert_not_null(first.row);
+      for (int64_t batch : {1, 3, 64, 500})
+        for (int64_t sq : {1, 7, 100, 4000})
+          for (int64_t sk : {1, 300, 70000}) {
+            p.batch = batch, p.seq_q = sq, p.seq_k = sk;
+            const Winner w = select(device, p);
+            cr_assert_eq(w.row, first.row, "%s for %lld x %lld x %lld, %s before", w.row->name,
+                         static_cast<long long>(batch), static_cast<long long>(sq),
+                         static_cast<long long>(sk), first.row->name);
+            cr_expect_eq(w.choice.cut.part_keys, first.choice.cut.part_keys);
+          }
+    }
+}
+
+Test(cuda_select, empty_problems_need_no_block) {
+  for (int which = 0; which < 3; ++which) {
+    tsr_problem p = problem_of(which == 0 ? 0 : 2, which == 1 ? 0 : 4, which == 1 ? 0 : 2,
+                               which == 2 ? 0 : 5, 7, 64, 64);
+    const Winner w = select(h200, p);
+    cr_assert_not_null(w.row, "%s", w.refusals.c_str());
+    cr_expect_eq(w.choice.cut.blocks, 0);
+    cr_expect_eq(w.choice.estimate.workspace, 0u);
+  }
+  // No keys: O = 0 still has to be written.
+  cr_expect_gt(select(h200, problem_of(2, 4, 2, 5, 0, 64, 64)).choice.cut.blocks, 0);
+}
+
+// The model is no clock, but large problems must come out near what the hardware can do.
+Test(cuda_select, estimates_are_of_the_right_size) {
+  const tsr_problem p = problem_of(4, 32, 32, 8192, 8192, 128, 128);
+  for (const DeviceFacts &device : kDevices) {
+    const Winner w = select(device, p);
+    if (!w.row) continue;
+    const double peak = tessera::cuda::unit_flops(device.arch, TSR_DTYPE_BF16) * device.clock *
+                        device.processors;
+    const double reached = w.choice.estimate.flops / w.choice.estimate.seconds / peak;
+    cr_expect(reached > 0.2 && reached < 1, "%s: %g of the peak", device.name, reached);
+    tsr_problem causal = p;
+    causal.causal = TSR_CAUSAL_TOP_LEFT;
+    const double half = select(device, causal).choice.estimate.seconds / w.choice.estimate.seconds;
+    cr_expect(half > 0.4 && half < 0.75, "%s: causal takes %g", device.name, half);
+  }
+}
+
+} // namespace
