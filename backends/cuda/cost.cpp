@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kLaunchSeconds = 3e-6;
 constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split row
-constexpr double kBlockCycles = 3000;     // start, load of Q, epilogue
+constexpr double kBlockCycles = 2500;     // start and end of a block, without what it loads and stores
 constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth
@@ -49,6 +49,12 @@ double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
   const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
   const double hidden = together >= 2 ? 0.7 : 0.35;
   return longest + (1 - hidden) * (products + steps + loads - longest);
+}
+
+// Cycles of a block without its key tiles: its start, Q in, O out.
+double block_cycles(const Row &row) {
+  return kBlockCycles + static_cast<double>(row.tile_q) * (row.dim_qk + row.dim_v) *
+                            tsri_dtype_bytes(row.dtype) / kFillBytes;
 }
 
 double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dtype)) / 8; }
@@ -144,11 +150,12 @@ double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved
   const double each = ceil_div(blocks, facts.processors);
   const double together = fmin(each, resident(facts, row));
   const double tile = tile_cycles(facts, row, together);
-  double mean = kBlockCycles + visits.mean * tile, most = kBlockCycles + visits.most * tile;
+  const double fixed = block_cycles(row);
+  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile;
   if (cut.splits) {
     const double part = static_cast<double>(cut.part_keys) / row.tile_k;
     const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
-    most = kBlockCycles + fmin(part, visits.mean) * tile;
+    most = fixed + fmin(part, visits.mean) * tile;
     mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
   }
   // Every multiprocessor gets its share of blocks; the longest may come last.
