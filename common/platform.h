@@ -5,7 +5,10 @@
 #ifndef TESSERA_COMMON_PLATFORM_H_
 #define TESSERA_COMMON_PLATFORM_H_
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__HIP__)
+/* By attribute: kernels are compiled without a vendor's headers. */
+#define TSRI_INLINE static inline __attribute__((host, device, always_inline, unused))
+#elif defined(__CUDACC__)
 #define TSRI_INLINE static __host__ __device__ __forceinline__
 #elif defined(__GNUC__)
 /* unused: a header offers more than one translation unit needs. */
@@ -15,7 +18,9 @@
 #endif
 
 /* A member function or template that must vanish into its caller. */
-#if defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__HIP__)
+#define TSRI_FORCE_INLINE inline __attribute__((host, device, always_inline))
+#elif defined(__CUDACC__)
 #define TSRI_FORCE_INLINE __host__ __device__ __forceinline__
 #elif defined(__GNUC__)
 #define TSRI_FORCE_INLINE inline __attribute__((always_inline))
@@ -23,7 +28,7 @@
 #define TSRI_FORCE_INLINE inline
 #endif
 
-#if defined(__GNUC__) || defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__GNUC__) || defined(__CUDACC__)
 #define TSRI_RESTRICT __restrict__
 #else
 #define TSRI_RESTRICT

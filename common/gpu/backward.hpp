@@ -138,7 +138,7 @@ struct Backward {
     const typename U::ZOffset z_offset =
         U::template z_offset<TZ::kRowBytes>(z, wave() % kOtherWaves * kOut);
     apply_product<U, TZ, kTileQ / U::kApplyStep, true>(
-        out, z_offset, [p_offset](typename U::Free(&a)[kFree], int step) {
+        out, z_offset, [p_offset](typename U::P(&a)[kFree], int step) {
           TSRI_UNROLL
           for (int f = 0; f < kFree; ++f)
             U::template load_apply<TileP::kRowBytes>(a[f], p_offset, f * U::kFree, step);
@@ -157,7 +157,7 @@ struct Backward {
         U::template z_offset<TileK::kRowBytes>(kK + column_bytes, tile);
     clear<U>(out);
     apply_product<U, TileK, kTileK / U::kApplyStep, true>(
-        out, k_offset, [s_offset](typename U::Free(&a)[kFreeQ], int step) {
+        out, k_offset, [s_offset](typename U::P(&a)[kFreeQ], int step) {
           TSRI_UNROLL
           for (int f = 0; f < kFreeQ; ++f)
             U::template load_apply_transposed<TileP::kRowBytes>(a[f], s_offset, f * U::kFree, step);

@@ -201,7 +201,7 @@ struct BackwardQ : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
     constexpr int steps = U::kCon / U::kApplyStep;
     apply_product<U, typename Base::TileK, kCon * steps, false>(
         dq, U::template z_offset<Base::TileK::kRowBytes>(Base::kK + column_bytes),
-        [&ds](typename U::Free(&a)[kFree], int step) {
+        [&ds](typename U::P(&a)[kFree], int step) {
           TSRI_UNROLL
           for (int f = 0; f < kFree; ++f) U::to_operand(a[f], ds[f][step / steps], step % steps);
         });

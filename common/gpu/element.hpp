@@ -38,8 +38,8 @@ struct DtypeOf<float> {
 
 // Element number index of an array of float32, float16 or bfloat16.
 TSRI_DEVICE float load_element(tsr_dtype dtype, const void *base, int64_t index) {
-  if (dtype == TSR_DTYPE_F32) return static_cast<const float *>(base)[index];
-  const uint16_t bits = static_cast<const uint16_t *>(base)[index];
+  if (dtype == TSR_DTYPE_F32) return load_global<float>(static_cast<const float *>(base) + index);
+  const uint16_t bits = load_global<uint16_t>(static_cast<const uint16_t *>(base) + index);
   return dtype == TSR_DTYPE_F16 ? f16_to_float(bits) : bits_float(static_cast<uint32_t>(bits) << 16);
 }
 

@@ -170,6 +170,7 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
   const size_t shared = (shared_bytes + 127) / 128 * 128 + 128;
   launch.view.shared = static_cast<unsigned char *>(aligned_alloc(128, shared));
   launch.view.blocks = blocks;
+  launch.view.wave = wave;
   if (!launch.lane || !launch.slots || !launch.stacks || !launch.view.shared) {
     snprintf(why, capacity, "no host memory for %d emulated threads", threads);
     launch.failed = true;
@@ -193,6 +194,10 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
 
 const EmulatedThread &emulated_thread() { return running->view; }
 
+void emulated_fail(const char *what) {
+  complain("block %lld thread %d: %s", (long long)running->view.block, running->current, what);
+}
+
 void emulated_sync_block() { give_way(State::kBarrier); }
 
 const unsigned char *emulated_meet(const char *what, const void *mine, size_t bytes) {
@@ -202,7 +207,7 @@ const unsigned char *emulated_meet(const char *what, const void *mine, size_t by
   const size_t half = static_cast<size_t>(launch->threads) * kEmulatedSlot;
   unsigned char *slots = launch->slots + (me->meetings++ & 1) * half;
   if (bytes > kEmulatedSlot) complain("'%s' exchanges %zu bytes", what, bytes);
-  memcpy(slots + static_cast<size_t>(thread) * kEmulatedSlot, mine, bytes);
+  if (bytes > 0) memcpy(slots + static_cast<size_t>(thread) * kEmulatedSlot, mine, bytes);
   me->what = what;
   give_way(State::kMeeting);
   return slots + static_cast<size_t>(thread / launch->wave * launch->wave) * kEmulatedSlot;

@@ -25,12 +25,14 @@ bool emulate(void (*kernel)(const void *args), const void *args, int64_t blocks,
 // The services below are for platform.hpp and call back into the running emulation.
 struct EmulatedThread {
   int thread;
+  int wave; // lanes of one
   int64_t block;
   int64_t blocks;
   unsigned char *shared;
 };
 const EmulatedThread &emulated_thread();
 void emulated_sync_block();
+void emulated_fail(const char *what); // the launch ends with this reason
 
 // Meeting of a wave: contributes bytes (at most kEmulatedSlot) and returns the contributions of all
 // lanes, kEmulatedSlot bytes apart, valid until the lane's next but one meeting. what names the

@@ -31,12 +31,12 @@ struct Forward {
   static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
   static constexpr int kCon = kTileK / U::kCon;              // and along the keys
   static constexpr int kDepth = kDqk / U::kStep;
-  static constexpr int kOut = kDv / 16;
+  static constexpr int kOut = kDv / U::kCon; // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
   using TileQ = Tile<E, kTileQ, kDqk>;
   using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = Tile<E, kTileK, kDv>;
+  using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
   static constexpr bool kKeepQ = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
 
@@ -65,7 +65,7 @@ struct Forward {
   };
   using Scores = typename U::Acc[kFree][kCon];
 
-  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
 
@@ -176,7 +176,7 @@ struct Forward {
   TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile) {
     apply_product<U, TileV, kCon * kApply, false>(
         state.out, U::template z_offset<TileV::kRowBytes>(v_tile),
-        [&s](typename U::Free(&p)[kFree], int step) {
+        [&s](typename U::P(&p)[kFree], int step) {
           TSRI_UNROLL
           for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
         });
@@ -286,7 +286,7 @@ struct Forward {
       // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
       // Rows outside the sequence are computed and not used.
       if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
-      const int tile_class = RowsClass::of(rows, key0, key0 + kTileK);
+      const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
       if (tile_class != TSRI_TILE_SKIP) {
         score_product<U, TileK, TileQ, kDepth, kKeepQ>(

@@ -35,6 +35,7 @@ TSRI_DEVICE int fresh_thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
+TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
 TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
 
@@ -53,6 +54,8 @@ TSRI_DEVICE uint32_t float_bits(float x) { return __float_as_uint(x); }
 TSRI_DEVICE float bits_float(uint32_t x) { return __uint_as_float(x); }
 TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
 TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+// A value that all lanes of a wave hold; some compilers have to be told.
+TSRI_DEVICE int32_t uniform(int32_t x) { return x; }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);
 }
@@ -82,6 +85,12 @@ TSRI_DEVICE float f16_to_float(uint16_t h) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(h));
   return y;
+}
+
+// A load of global memory, for compilers that have to be told.
+template <class T>
+TSRI_DEVICE T load_global(const void *p) {
+  return *static_cast<const T *>(p);
 }
 
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.

@@ -28,6 +28,7 @@ namespace gpu {
 
 TSRI_DEVICE int thread_index() { return emulated_thread().thread; }
 TSRI_DEVICE int fresh_thread_index() { return thread_index(); }
+TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_thread().block); }
 TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }
 
@@ -48,20 +49,26 @@ TSRI_DEVICE uint32_t met_word(const unsigned char *all, int lane, int word) {
   memcpy(&v, all + static_cast<size_t>(lane) * kEmulatedSlot + static_cast<size_t>(word) * 4, 4);
   return v;
 }
+TSRI_DEVICE int lane_index() { return emulated_thread().thread % emulated_thread().wave; }
 TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) {
   return met_word(emulated_meet("shuffle", &v, 4), lane, 0);
 }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
-  const int lane = thread_index() & 31;
-  return met_word(emulated_meet("shuffle xor", &v, 4), lane ^ mask, 0);
+  return met_word(emulated_meet("shuffle xor", &v, 4), lane_index() ^ mask, 0);
 }
 
 TSRI_DEVICE bool any_lane(bool x) {
   const uint32_t v = x;
   const unsigned char *all = emulated_meet("any lane", &v, 4);
   uint32_t any = 0;
-  for (int lane = 0; lane < 32; ++lane) any |= met_word(all, lane, 0);
+  for (int lane = 0; lane < emulated_thread().wave; ++lane) any |= met_word(all, lane, 0);
   return any != 0;
+}
+TSRI_DEVICE int32_t uniform(int32_t x) {
+  const unsigned char *all = emulated_meet("uniform", &x, 4);
+  if (met_word(all, 0, 0) != static_cast<uint32_t>(x))
+    emulated_fail("a value that a wave must share differs between its lanes");
+  return x;
 }
 
 TSRI_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
@@ -82,6 +89,12 @@ TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
          static_cast<uint32_t>(tsri_float_to_f16(hi)) << 16;
 }
 TSRI_DEVICE float f16_to_float(uint16_t h) { return tsri_f16_to_float(h); }
+
+// A load of global memory, for compilers that have to be told.
+template <class T>
+inline T load_global(const void *p) {
+  return *static_cast<const T *>(p);
+}
 
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);

@@ -61,7 +61,7 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
 template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
                                const Load &load) {
-  typename U::Free p[2][kFree];
+  typename U::P p[2][kFree];
   typename U::Z z[2];
   load(p[0], 0);
   U::template load_z<TZ::kRowBytes>(z[0], z_offset, 0, 0);

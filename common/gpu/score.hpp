@@ -143,7 +143,8 @@ TSRI_DEVICE float score_of(const ScoreTerms &t, float dot, int32_t i, int32_t j)
   if (t.slope != 0) s -= t.slope * static_cast<float>(tsri_alibi_distance(i, j, t.sq, t.sk));
   if (t.mask && !tsri_mask_element(t.mask, t.mask_bits, t.mask_bh + i * t.mask_i + j * t.mask_j))
     s = -infinity();
-  if (t.blocks && !t.blocks[t.block_bh + i / t.block_q * t.block_i + j / t.block_k * t.block_j])
+  if (t.blocks && !load_global<uint8_t>(t.blocks + t.block_bh + i / t.block_q * t.block_i +
+                                        j / t.block_k * t.block_j))
     s = -infinity();
   return s;
 }

@@ -22,10 +22,31 @@ struct Tile {
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kChunks = ceil_div(kColumns * static_cast<int>(sizeof(E)), 16); // of a row
   static constexpr int kPerChunk = 16 / static_cast<int>(sizeof(E));
+  static constexpr bool kTransposed = false;
 
   // Byte offset of chunk c of row r from the tile's begin.
   TSRI_DEVICE_MEMBER uint32_t at(int r, int c) {
     return static_cast<uint32_t>(r * kRowBytes + ((c ^ (r & 7)) & 7) * 16 + (c & ~7) * 16);
+  }
+};
+
+// The same elements with columns as rows, for matrix units that read along the index that runs over the
+// rows of memory. Of 16-bit elements; a row (a column of memory) is groups of four elements, and group
+// q of row c sits at q ^ swizzle(c), so that neither reads nor writes of 8 bytes meet in a bank.
+template <class E, int kRows_, int kColumns_>
+struct TransposedTile {
+  static_assert(sizeof(E) == 2 && kRows_ % 32 == 0, "rows of whole groups");
+  static constexpr int kRows = kRows_; // of memory
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kRowBytes = kRows * 2;
+  static constexpr int kBytes = kColumns * kRowBytes;
+  static constexpr bool kTransposed = true;
+  static constexpr int kMask = kRows >= 64 ? 15 : 7;
+
+  TSRI_DEVICE_MEMBER int swizzle(int column) { return (column ^ column >> 4) & kMask; }
+  // Byte offset of rows 4 q .. 4 q + 3 of a column.
+  TSRI_DEVICE_MEMBER uint32_t at(int column, int q) {
+    return static_cast<uint32_t>(column * kRowBytes + (q ^ swizzle(column)) * 8);
   }
 };
 
@@ -105,7 +126,7 @@ TSRI_DEVICE Chunk gather_chunk(const RowSource &s, int r, int c) {
   TSRI_UNROLL
   for (int e = 0; e < n; ++e)
     if (c * n + e < s.columns)
-      u.x[e] = *reinterpret_cast<const E *>(row + (c * n + e) * s.column_bytes);
+      u.x[e] = load_global<E>(row + (c * n + e) * s.column_bytes);
   return u.chunk;
 }
 
@@ -121,12 +142,46 @@ TSRI_DEVICE void load_chunk(uint32_t to, const RowSource &s, int row, int c) {
     copy_async(to, valid ? row_address(s, row) + c * 16 : s.base, valid);
 }
 
-// Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
-// multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
-// barrier. kAny false: the source allows 16-byte copies.
+struct alignas(8) Group {
+  uint32_t w[2];
+};
+
+// Elements column and column + 1, column even, of a row; zeros outside the source.
+template <class E, bool kAny>
+TSRI_DEVICE uint32_t load_pair(const RowSource &s, int row, int column) {
+  if (static_cast<uint32_t>(row) >= static_cast<uint32_t>(s.length) || column >= s.columns) return 0;
+  const unsigned char *from = row_address(s, row) + column * s.column_bytes;
+  if (!kAny || s.vector) return load_global<uint32_t>(from);
+  const uint32_t lo = load_global<uint16_t>(from);
+  if (column + 1 >= s.columns) return lo;
+  return lo | static_cast<uint32_t>(load_global<uint16_t>(from + s.column_bytes)) << 16;
+}
+
+// load_tile for a TransposedTile: a thread turns two columns of four rows; neighbouring threads take
+// neighbouring columns. Through registers, done when it returns.
 template <class E, class T, int kThreads, bool kAny>
-TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column,
-                           int thread = thread_index()) {
+TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first, int column,
+                                 int thread) {
+  constexpr int pairs = T::kColumns / 2, total = pairs * (T::kRows / 4);
+  TSRI_UNROLL
+  for (int n = 0; n < ceil_div(total, kThreads); ++n) {
+    const int i = n * kThreads + thread;
+    if (total % kThreads != 0 && i >= total) break;
+    const int c = i % pairs * 2, q = i / pairs;
+    uint32_t x[4];
+    TSRI_UNROLL
+    for (int r = 0; r < 4; ++r) x[r] = load_pair<E, kAny>(s, first + 4 * q + r, column + c);
+    shared_at<Group>(offset + T::at(c, q)) =
+        Group{{(x[0] & 0xffffu) | x[1] << 16, (x[2] & 0xffffu) | x[3] << 16}};
+    shared_at<Group>(offset + T::at(c + 1, q)) =
+        Group{{x[0] >> 16 | (x[1] & 0xffff0000u), x[2] >> 16 | (x[3] & 0xffff0000u)}};
+  }
+}
+
+// load_tile for a Tile.
+template <class E, class T, int kThreads, bool kAny>
+TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int column,
+                           int thread) {
   constexpr int total = T::kRows * T::kChunks;
   const int chunk0 = column / T::kPerChunk;
   constexpr int step = max_of(kThreads / T::kChunks, 1); // rows between two copies of a thread
@@ -153,6 +208,18 @@ TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int c
                row < rows && first + row >= 0);
     from += down;
   }
+}
+
+// Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
+// multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
+// barrier. kAny false: the source allows 16-byte copies.
+template <class E, class T, int kThreads, bool kAny>
+TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column,
+                           int thread = thread_index()) {
+  if constexpr (T::kTransposed)
+    load_transposed<E, T, kThreads, kAny>(offset, s, first, column, thread);
+  else
+    load_rows<E, T, kThreads, kAny>(offset, s, first, column, thread);
 }
 
 } // namespace gpu

@@ -71,6 +71,9 @@ TSRI_DEVICE KeyTiles key_tiles(const tsri_mask_rule &rule, int64_t i0, int64_t i
     t.band = larger(from, t.head);
     t.count += larger(static_cast<int32_t>((rows.hi + keys - 1) / keys) - t.band, 0);
   }
+  t.head = uniform(t.head);
+  t.band = uniform(t.band);
+  t.count = uniform(t.count);
   return t;
 }
 

@@ -86,6 +86,9 @@ struct MmaSync : MmaSyncLayout<kFresh> {
   struct Z { // kApplyStep con x 16 columns
     uint32_t r[4];
   };
+  using P = Free; // 16 free x kApplyStep con, of apply
+  template <int kRows, int kColumns>
+  using ZTile = Tile<E, kRows, kColumns>;
   struct ZOffset {
     uint32_t at;
   };
@@ -137,14 +140,14 @@ struct MmaSync : MmaSyncLayout<kFresh> {
     mma16(E{}, acc.x + 4, y.r, x.r + 2);
   }
   // Step s of an accumulator (kCon / kApplyStep of them) as the operand of apply.
-  TSRI_DEVICE_MEMBER void to_operand(Free &p, const Acc &acc, int) {
+  TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     p.r[0] = E::pack(acc.x[0], acc.x[1]);
     p.r[1] = E::pack(acc.x[2], acc.x[3]);
     p.r[2] = E::pack(acc.x[4], acc.x[5]);
     p.r[3] = E::pack(acc.x[6], acc.x[7]);
   }
   // out[free][column] += P Z.
-  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const Free &p) {
+  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) {
     mma16(E{}, out.x, p.r, z.r);
     mma16(E{}, out.x + 4, p.r, z.r + 2);
   }
@@ -178,6 +181,9 @@ struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
   using Con = Split<4>;
   using Free = Split<4>;
   using Z = Split<4>;
+  using P = Free;
+  template <int kRows, int kColumns>
+  using ZTile = Tile<float, kRows, kColumns>;
   struct ZOffset {
     uint32_t even, odd;
   };
@@ -264,14 +270,14 @@ struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
     multiply(acc.x, y, x, 0);
     multiply(acc.x + 4, y, x, 1);
   }
-  TSRI_DEVICE_MEMBER void to_operand(Free &p, const Acc &acc, int step) {
+  TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int step) {
     const float *x = acc.x + 4 * step;
     split(p, 0, x[0]);
     split(p, 1, x[2]);
     split(p, 2, x[1]);
     split(p, 3, x[3]);
   }
-  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const Free &p) {
+  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) {
     multiply(out.x, p, z, 0);
     multiply(out.x + 4, p, z, 1);
   }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AMD's spelling of platform.hpp, for clang's amdgcn target without a vendor's headers or libraries:
+// attributes and builtins only, so that one text serves gfx9 (waves of 64 lanes), gfx11 and gfx12 (32).
+// Copies to shared memory go through registers and are done when the call returns; the barriers of the
+// tile programs are therefore enough. Kernels use no hidden arguments.
+#ifndef TESSERA_COMMON_GPU_PLATFORM_AMD_HPP_
+#define TESSERA_COMMON_GPU_PLATFORM_AMD_HPP_
+
+#include <stdint.h>
+
+#include "common/dtype.h"
+
+#define TSRI_DEVICE static inline __attribute__((device, always_inline, unused))
+#define TSRI_DEVICE_MEMBER static inline __attribute__((device, always_inline))
+#define TSRI_HOST_DEVICE __attribute__((host, device))
+#define TSRI_UNROLL _Pragma("unroll")
+#define TSRI_NO_UNROLL _Pragma("unroll 1")
+
+// Defines a kernel that runs Config::block(args). Arguments are read where the launch put them: a
+// parameter whose address is taken could become a copy in scratch memory. Two waves per SIMD, that is
+// 256 registers: with more, the compiler parks accumulators in the second half of the register file and
+// moves them for every use. 64 KiB of shared memory are what a block of any of these devices can have.
+#define TSRI_GPU_KERNEL(symbol, Config, Args)                                                  \
+  static_assert(Config::kSharedBytes <= 65536, "shared memory of a block");                    \
+  extern "C" __attribute__((global, amdgpu_waves_per_eu(2),                                    \
+                            amdgpu_flat_work_group_size(Config::kThreads, Config::kThreads)))  \
+  void symbol(const Args) {                                                                    \
+    Config::block(*(const Args *)__builtin_amdgcn_kernarg_segment_ptr());                      \
+  }
+
+namespace tessera {
+namespace gpu {
+
+extern __attribute__((shared, aligned(1024))) unsigned char tsri_shared[];
+
+TSRI_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+// The same, as a value whose origin the compiler does not know: what is computed from it cannot be moved
+// out of a loop.
+TSRI_DEVICE int fresh_thread_index() {
+  int x = thread_index();
+  asm volatile("" : "+v"(x));
+  return x;
+}
+TSRI_DEVICE int wave_index(int wave) {
+  return __builtin_amdgcn_readfirstlane(thread_index() / wave);
+}
+TSRI_DEVICE uint32_t block_index() { return __builtin_amdgcn_workgroup_id_x(); }
+// From the dispatch packet: grid_size_x is in threads, at byte 12, workgroup_size_x at byte 4.
+TSRI_DEVICE uint32_t block_count() {
+  const unsigned char *packet = (const unsigned char *)__builtin_amdgcn_dispatch_ptr();
+  return *reinterpret_cast<const uint32_t *>(packet + 12) /
+         *reinterpret_cast<const uint16_t *>(packet + 4);
+}
+
+// Orders shared memory only: no cache is invalidated. Global memory that threads of a block hand to
+// each other needs fence_device() as well.
+TSRI_DEVICE void sync_block() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+TSRI_DEVICE void sync_wave() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+}
+
+template <class T>
+TSRI_DEVICE T &shared_at(uint32_t offset) {
+  return *reinterpret_cast<T *>(tsri_shared + offset);
+}
+
+TSRI_DEVICE uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+TSRI_DEVICE float bits_float(uint32_t x) { return __builtin_bit_cast(float, x); }
+
+// Between lanes by ds_bpermute, which needs no shared memory and works across all lanes of a wave of
+// either width; the permlane builtins are moved below branches by clang 19, where lanes may be off.
+TSRI_DEVICE int lane_index() { return thread_index() & (__AMDGCN_WAVEFRONT_SIZE__ - 1); }
+TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) {
+  return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(lane * 4, static_cast<int>(v)));
+}
+TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return shuffle(v, lane_index() ^ mask); }
+TSRI_DEVICE bool any_lane(bool x) {
+#if __AMDGCN_WAVEFRONT_SIZE__ == 64
+  return __builtin_amdgcn_ballot_w64(x) != 0;
+#else
+  return __builtin_amdgcn_ballot_w32(x) != 0;
+#endif
+}
+// A value that all lanes of a wave hold, so that branches on it are branches of the wave: matrix
+// instructions ignore which lanes are on.
+TSRI_DEVICE int32_t uniform(int32_t x) { return __builtin_amdgcn_readfirstlane(x); }
+
+TSRI_DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+TSRI_DEVICE float exp2_of(float x) { return __builtin_amdgcn_exp2f(x); } // v_exp_f32: 1 ulp
+TSRI_DEVICE float log_of(float x) { return __builtin_logf(x); } // expanded by the compiler
+TSRI_DEVICE float larger_of(float a, float b) { return __builtin_fmaxf(a, b); }
+
+// Two floats rounded to nearest even into one word, lo in the low half.
+TSRI_DEVICE uint32_t round_bf16(float x) { // in the high half
+  const uint32_t u = float_bits(x);
+  return x != x ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u);
+}
+TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
+  return __builtin_amdgcn_perm(round_bf16(hi), round_bf16(lo), 0x07060302u);
+}
+TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
+  const uint32_t low = __builtin_bit_cast(uint16_t, static_cast<_Float16>(lo));
+  return low | static_cast<uint32_t>(__builtin_bit_cast(uint16_t, static_cast<_Float16>(hi))) << 16;
+}
+TSRI_DEVICE float f16_to_float(uint16_t h) {
+  return static_cast<float>(__builtin_bit_cast(_Float16, h));
+}
+
+// A load of global memory, said to be one: a pointer that came through memory could point anywhere, and
+// such a load would be slower and wait for shared memory as well.
+template <class T>
+TSRI_DEVICE T load_global(const void *p) {
+  return *(const __attribute__((address_space(1))) T *)p;
+}
+
+// 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
+typedef uint32_t CopyWords __attribute__((ext_vector_type(4))); // a struct would go through scratch
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
+  CopyWords x = 0u;
+  if (valid) x = load_global<CopyWords>(source);
+  shared_at<CopyWords>(offset) = x;
+}
+TSRI_DEVICE void copy_async(uint32_t offset, const void *source) {
+  shared_at<CopyWords>(offset) = load_global<CopyWords>(source);
+}
+TSRI_DEVICE void copy_commit() {}
+template <int kLeft>
+TSRI_DEVICE void copy_wait() {}
+
+// The builtin is the instruction; an atomic of the language would be a loop on some of these targets.
+TSRI_DEVICE void atomic_add(float *x, float v) {
+  __builtin_amdgcn_global_atomic_fadd_f32((__attribute__((address_space(1))) float *)x, v);
+}
+TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
+  atomic_add(x, lo);
+  atomic_add(x + 1, hi);
+}
+TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) {
+  return __hip_atomic_fetch_add(x, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+TSRI_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+
+} // namespace gpu
+} // namespace tessera
+
+#include "common/gpu/tanh.hpp"
+
+namespace tessera {
+namespace gpu {
+
+TSRI_DEVICE float tanh_of(float x) { return tanh_by_exp2(x); }
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_PLATFORM_AMD_HPP_
