@@ -18,7 +18,8 @@ constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split ro
 constexpr double kBlockCycles = 2500;     // start and end of a block, without what it loads and stores
 constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
-constexpr double kBandFraction = 0.85;    // of the memory's bandwidth
+constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
+constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
@@ -151,19 +152,22 @@ double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved
   const double together = fmin(each, resident(facts, row));
   const double tile = tile_cycles(facts, row, together);
   const double fixed = block_cycles(row);
-  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile;
+  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile, asking = blocks;
   if (cut.splits) {
     const double part = static_cast<double>(cut.part_keys) / row.tile_k;
     const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
     most = fixed + fmin(part, visits.mean) * tile;
+    asking *= busy / cut.splits;
     mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
   }
   // Every multiprocessor gets its share of blocks; the longest may come last.
   double cycles = fmax(blocks / facts.processors, 1) * mean + (each - blocks / facts.processors) * mean / each;
   if (each <= together) cycles = fmax(cycles, each * mean);
   cycles += most - mean;
-  double seconds = fmax(cycles / facts.clock,
-                        cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction));
+  const double band = facts.bandwidth * kBandFraction *
+                      fmin(1, asking / (kBandBusy * static_cast<double>(facts.processors)));
+  double seconds =
+      fmax(cycles / facts.clock, cost_bytes(facts, row, problem, visits, cut) / band);
   seconds += kLaunchSeconds;
   if (cut.splits > 1)
     seconds += kZeroSeconds + (kMergeCycles + cut.splits * static_cast<double>(problem.p.dim_v)) / facts.clock;
