@@ -141,7 +141,9 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
                     "%lld columns)",
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
-  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
+  // Times log2 e, which is then a factor of every exponent.
+  if (!(p.scale >= 0 && p.scale <= 1e38f))
+    return refuse(why, "scale is %g; this kernel takes 0 .. 1e38", p.scale);
   return true;
 }
 
