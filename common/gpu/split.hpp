@@ -31,7 +31,7 @@ struct Split {
   using End = SplitEnd<U, kDv, kWaves, kAny>;
   using TileQ = typename Wave::TileQ;
   using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = Tile<E, kTileK, kDv>;
+  using TileV = typename Wave::TileV; // of each wave's keys, one after the other
   using State = typename Wave::State;
   using Scores = typename Wave::Scores;
   using Kept = typename U::Free[1][Wave::kKeepQ ? Wave::kDepth : 1];
@@ -51,12 +51,11 @@ struct Split {
   static constexpr uint32_t kBands = offsetof(Shared, band);
   static constexpr uint32_t kQ = ceil_div(sizeof(Shared), 128) * 128;
   static constexpr uint32_t kTiles = kQ + TileQ::kBytes;
-  static constexpr uint32_t kStageBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr uint32_t kStageBytes = TileK::kBytes + kWaves * TileV::kBytes;
   static constexpr uint32_t kSharedBytes =
       kTiles + (kStages * kStageBytes > End::kSumBytes ? kStages * kStageBytes : End::kSumBytes);
   static constexpr int kMinBlocks = 1;
   static_assert(kWaveKeys % U::kCon == 0 && kWaveKeys * kWaves == kTileK, "whole accumulators per wave");
-  static_assert(!Wave::TileV::kTransposed, "V in rows");
   static_assert(kStages >= 2 && kTileK <= kThreads, "a thread per key, a tile ahead");
 
   TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
@@ -113,13 +112,19 @@ struct Split {
   }
 
   // Starts the copies of the n-th tile of the part into a stage; the rows' addresses are there.
-  TSRI_DEVICE_MEMBER void load_stage(const Shared &shared, int stage, int column) {
+  TSRI_DEVICE_MEMBER void load_stage(const Shared &shared, int32_t n, int stage, int column) {
     const uint32_t rows =
         static_cast<uint32_t>(offsetof(Shared, key)) + static_cast<uint32_t>(stage) * sizeof(shared.key[0]);
     const uint32_t to = stage_at(stage);
     load_key_rows<E, TileK, kThreads, kAny>(to, rows, shared.k, 0);
-    load_key_rows<E, TileV, kThreads, kAny>(
-        to + TileK::kBytes, rows + static_cast<uint32_t>(offsetof(KeyRow, v)), shared.v, column);
+    if constexpr (TileV::kTransposed)
+      load_tile<E, TileV, U::kWave, kAny>(
+          to + TileK::kBytes + static_cast<uint32_t>(wave() * TileV::kBytes), shared.v,
+          SplitWork::tile_at(shared.work, n) * kTileK + wave() * kWaveKeys, column,
+          thread_index() % U::kWave);
+    else
+      load_key_rows<E, Tile<E, kTileK, kDv>, kThreads, kAny>(
+          to + TileK::kBytes, rows + static_cast<uint32_t>(offsetof(KeyRow, v)), shared.v, column);
   }
 
   TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
@@ -239,8 +244,8 @@ struct Split {
     const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kWaveKeys));
     if (tile_class == TSRI_TILE_SKIP) return;
     const uint32_t k_tile = stage_at(stage) + static_cast<uint32_t>(wave() * kWaveKeys * TileK::kRowBytes);
-    const uint32_t v_tile = stage_at(stage) + TileK::kBytes +
-                            static_cast<uint32_t>(wave() * kWaveKeys * TileV::kRowBytes);
+    const uint32_t v_tile =
+        stage_at(stage) + TileK::kBytes + static_cast<uint32_t>(wave() * TileV::kBytes);
     Scores s;
     const uint32_t k_offset = U::template con_offset<TileK::kRowBytes>(k_tile);
     if constexpr (kRolled)
@@ -316,7 +321,7 @@ struct Split {
     const float unit = score_unit(args);
     TSRI_UNROLL
     for (int stage = 0; stage < kStages - 1; ++stage) {
-      if (stage < count) load_stage(shared, stage, column);
+      if (stage < count) load_stage(shared, stage, stage, column);
       if (stage == 0) load_queries(args, shared);
       copy_commit();
     }
@@ -330,7 +335,7 @@ struct Split {
       copy_wait<kStages - 2>();
       sync_block(); // the tile is here, and the stage before it has been read by all
       const int free = stage == 0 ? kStages - 1 : stage - 1;
-      if (n + kStages - 1 < count) load_stage(shared, free, column);
+      if (n + kStages - 1 < count) load_stage(shared, n + kStages - 1, free, column);
       copy_commit();
       // The rows of a later tile are looked up under the products of this one.
       const bool looks = n + kStages < count && thread_index() < kTileK;
