@@ -6,7 +6,7 @@
 //
 // A launch is one row of blocks. Block number -> work, fastest index first:
 //   forward    query tile, chunk of Dv, query head, batch       (packed: query tiles of all sequences)
-//   split      split, KV head, batch
+//   split      chunk of Dv, row tile, KV head, part of the keys, batch   (see split_rows.hpp)
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
 //   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
@@ -70,14 +70,15 @@ struct ForwardArgs {
   int32_t chunks; // column chunks of Dv
 };
 
-// Split-KV: 16 rows (query heads of a group x queries) against a range of keys per block.
+// Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head
+// r % group of the group) against a part of the keys per block.
 struct SplitArgs {
   Call call;
   int32_t row_tiles;   // tiles of group * seq_q rows
   int32_t splits;      // parts that the keys of a sequence are cut into
   int32_t chunks;      // column chunks of Dv
-  int64_t part_keys;   // keys of a part; a multiple of the key tile
-  float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] sums, each over its own l
+  int64_t part_keys;   // keys of a part, from key 0 on; a multiple of the key tile. The last takes the rest
+  float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] results of parts, each over its own l
   float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
   float *part_max;     // the same shape: row maxima, natural; only if asked for
   uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
