@@ -147,6 +147,37 @@ struct BackwardPrepare {
   }
 };
 
+// dO in the element type of the products, where the caller has it in float32: [B, Hq, Sq, Dv] without
+// gaps, packed [Hq, total_q, Dv]. Rows that are in no used part are left as they are: nobody reads them.
+template <int kWave>
+struct BackwardConvert {
+  using Args = BackwardConvertArgs;
+  static constexpr int kThreads = 128, kMinBlocks = 1;
+  static constexpr uint32_t kSharedBytes = 0;
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const int lane = thread_index() % kRowLanes;
+    constexpr int rows_each = kThreads / kRowLanes;
+    const int64_t rows = query_rows(p, args.call.a);
+    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
+    for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
+         n < rows; n += step) {
+      const QueryRow r = query_row(p, args.call.a, n);
+      if (r.b < 0 || !is_used(p, args.call.a, r)) continue;
+      const int64_t from = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
+      for (int64_t c = lane; c < p.dim_v; c += kRowLanes)
+        store_element(args.dtype, args.to, n * p.dim_v + c,
+                      load_element(p.dout.dtype, args.call.a.dout, from + c * p.dout.stride[3]));
+    }
+  }
+
+  TSRI_DEVICE_MEMBER bool is_used(const tsr_problem &p, const tsr_args &a, const QueryRow &r) {
+    const tsri_span q = tsri_sequence_of(&p, &a, r.b).q;
+    return r.row >= q.begin && r.row < q.begin + q.len;
+  }
+};
+
 // dQ from its float sums: used rows, and zeros in the rest of every slot.
 template <int kWave>
 struct BackwardFinish {

@@ -61,7 +61,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     }
     const float p = exp2_of(score_of(terms, dot, i, j) * unit - stat.lse2);
     bool keep = true;
-    if (terms.drops) keep = tsri_dropout_keep(terms.key, terms.threshold, terms.head, i, j);
+    if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;
     const float dp = terms.drops ? (keep ? y * keep_scale : 0.0f) : y;
     y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));

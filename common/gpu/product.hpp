@@ -3,7 +3,8 @@
 // The two matrix products of a wave, over whatever the unit is made of: scores (operands from shared
 // memory or kept in registers) and apply (P from shared memory or registers, Z from shared memory).
 // Every operand is loaded one use before its turn, into the other half of a pair of registers, so that
-// the latency of shared memory passes under the products of the operand before it.
+// the latency of shared memory passes under the products of the operand before it. A unit that computes on
+// its operands after loading them (kLoops) has no registers for that: there steps are a real loop.
 #ifndef TESSERA_COMMON_GPU_PRODUCT_HPP_
 #define TESSERA_COMMON_GPU_PRODUCT_HPP_
 
@@ -28,9 +29,26 @@ template <class U, class TX, class TY, int kDepth, bool kKeep, int kFree, int kC
 TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                uint32_t y_offset,
                                const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
+  clear<U>(acc);
+  if constexpr (U::kLoops && !kKeep) {
+    TSRI_NO_UNROLL
+    for (int t = 0; t < kDepth; ++t) {
+      typename U::Free y[kFree];
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        U::template load_free<TY::kRowBytes>(y[f], y_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c) {
+        typename U::Con x;
+        U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], x, y[f]);
+      }
+    }
+    return;
+  }
   typename U::Free y[2][kFree];
   typename U::Con x[2];
-  clear<U>(acc);
   if (!kKeep) {
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
@@ -61,6 +79,21 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
 template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
                                const Load &load) {
+  if constexpr (U::kLoops && kAhead) {
+    TSRI_NO_UNROLL
+    for (int s = 0; s < kSteps; ++s) {
+      typename U::P p[kFree];
+      load(p, s);
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o) {
+        typename U::Z z;
+        U::template load_z<TZ::kRowBytes>(z, z_offset, s * U::kApplyStep, o);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::apply(out[f][o], z, p[f]);
+      }
+    }
+    return;
+  }
   typename U::P p[2][kFree];
   typename U::Z z[2];
   load(p[0], 0);

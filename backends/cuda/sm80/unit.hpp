@@ -76,6 +76,7 @@ struct MmaSync : MmaSyncLayout<kFresh> {
   using Element = E;
   static constexpr int kStep = 16;    // depth of one score product
   static constexpr int kApplyStep = 16; // con indices of one apply
+  static constexpr bool kLoops = false;
 
   struct Con { // 16 con x kStep
     uint32_t r[4];
@@ -161,6 +162,7 @@ struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
   using Element = float;
   static constexpr int kStep = 8;
   static constexpr int kApplyStep = 8;
+  static constexpr bool kLoops = kFresh;
 
   // A value as two tf32 numbers. finite is hi, or 0 where the value is infinite: an infinity must not
   // meet the zero of the other side's lo, which would make a NaN of a good product.
