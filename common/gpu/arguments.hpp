@@ -97,7 +97,7 @@ struct BackwardArgs {
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
   float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
-  int32_t dq_columns;
+  int32_t dq_columns; // a multiple of the columns that a block makes
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
 };

@@ -74,18 +74,23 @@ struct Backward {
   static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
   static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
 
-  using Scores = typename U::Acc[kFree][kCon];
+  // Scores of a wave are made a few query accumulators at a time, as many as registers allow beside dK
+  // and dV.
+  static constexpr int kGroup =
+      kCon % 2 == 0 && kFree * kCon * U::kElements > 32 ? kCon / 2 : kCon;
+  using Scores = typename U::Acc[kFree][kGroup];
 
   TSRI_DEVICE_MEMBER int wave() { return fresh_thread_index() / U::kWave; }
   TSRI_DEVICE_MEMBER int key_row() { return wave() / kOtherWaves * kFree * U::kFree; }
   TSRI_DEVICE_MEMBER int query_row() { return wave() % kOtherWaves * kCon * U::kCon; }
 
   // acc[key][query] = X Y^T over kDepth steps, X of keys (free), Y of queries (con).
+  // From query row `row` of the tile on.
   template <int kDepth, class TX, class TY>
-  TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t x, uint32_t y) {
+  TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t x, uint32_t y, int row) {
     const uint32_t x_offset = U::template free_offset<TX::kRowBytes>(x) + key_row() * TX::kRowBytes;
     const uint32_t y_offset =
-        U::template con_offset<TY::kRowBytes>(y) + query_row() * TY::kRowBytes;
+        U::template con_offset<TY::kRowBytes>(y) + row * TY::kRowBytes;
     const typename U::Free none[kFree][1] = {};
     score_product<U, TY, TX, kDepth, false>(acc, y_offset, x_offset, none);
   }
@@ -93,14 +98,14 @@ struct Backward {
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
   template <bool kEdge>
   TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit,
-                                        int32_t prefix, int32_t key0, int32_t i0,
+                                        int32_t prefix, int32_t key0, int32_t i0, int row,
                                         const ScoreTerms &terms, float keep_scale) {
     TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
+    for (int c = 0; c < kGroup; ++c)
       TSRI_UNROLL
       for (int e = 0; e < U::kElements; ++e) {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
-        const int q = query_row() + c * U::kCon + U::con_lane() + U::con_element(e);
+        const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
@@ -115,16 +120,16 @@ struct Backward {
   }
 
   // An accumulator tile [key][query] as elements in shared memory.
-  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Scores &s) {
+  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Scores &s, int row) {
     constexpr int size = static_cast<int>(sizeof(E));
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
       TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
+      for (int c = 0; c < kGroup; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; e += 2) {
           const int r = key_row() + f * U::kFree + U::free_of(U::slot(e));
-          const int bytes = (query_row() + c * U::kCon + U::con_lane() + U::con_element(e)) * size;
+          const int bytes = (row + c * U::kCon + U::con_lane() + U::con_element(e)) * size;
           shared_pair<E>(tile + TileP::at(r, bytes / 16) + static_cast<uint32_t>(bytes % 16),
                          s[f][c].x[e], s[f][c].x[e + 1]);
         }
@@ -146,7 +151,7 @@ struct Backward {
   }
 
   // dq_sum += dS K for the tile's queries. rows: of queries that are used.
-  TSRI_DEVICE_MEMBER void add_queries(float *sum, int64_t row_stride, int rows, int columns,
+  TSRI_DEVICE_MEMBER void add_queries(float *sum, int row_stride, int rows,
                                       uint32_t column_bytes) {
     typename U::Acc out[kFreeQ][kOutQ];
     const int row = wave() / kColumnWaves * kFreeQ * U::kFree;
@@ -172,11 +177,10 @@ struct Backward {
         TSRI_UNROLL
         for (int o = 0; o < kOutQ; ++o)
           TSRI_UNROLL
-          for (int e = 0; e < U::kElements; e += 2) {
-            const int c = o * U::kCon + U::con_element(e);
-            if (U::slot(e) == slot && tile * 16 + U::con_lane() + c < columns)
-              atomic_add_pair(to + c, out[f][o].x[e], out[f][o].x[e + 1]);
-          }
+          for (int e = 0; e < U::kElements; e += 2)
+            if (U::slot(e) == slot)
+              atomic_add_pair(to + o * U::kCon + U::con_element(e), out[f][o].x[e],
+                              out[f][o].x[e + 1]);
       }
   }
 
@@ -321,7 +325,7 @@ struct Backward {
         accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
         if (args.dq_sum)
           add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
-                      static_cast<int32_t>(shared.rule.sq) - i0, args.dq_columns - chunk * kChunkQk, k_bytes);
+                      static_cast<int32_t>(shared.rule.sq) - i0, k_bytes);
       }
       if (!prefetch && n + 1 < total) {
         if (kStages == 1) sync_block(); // the stage has been read by all
@@ -340,27 +344,31 @@ struct Backward {
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    Scores s, dp;
-    const int first = query_row(), last = smaller(sq - i0, query_row() + kCon * U::kCon);
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
-    int tile_class = TSRI_TILE_SKIP;
-    if (first < last && j1 > 0 && j0 < sk)
-      tile_class = stats_class(stats, first, last, prefix, larger(j0, 0), j1);
-    if (tile_class != TSRI_TILE_SKIP) {
-      multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile);
-      multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile);
-      if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
-        differentiate<true>(s, dp, stats, unit, prefix, key0, i0, shared.terms,
-                            args.call.keep_scale);
-      else
-        differentiate<false>(s, dp, stats, unit, prefix, key0, i0, shared.terms,
-                             args.call.keep_scale);
-    } else {
-      clear<U>(s);
-      clear<U>(dp);
+    TSRI_UNROLL
+    for (int group = 0; group < kCon / kGroup; ++group) {
+      Scores s, dp;
+      const int row = query_row() + group * kGroup * U::kCon;
+      const int last = smaller(sq - i0, row + kGroup * U::kCon);
+      int tile_class = TSRI_TILE_SKIP;
+      if (row < last && j1 > 0 && j0 < sk)
+        tile_class = stats_class(stats, row, last, prefix, larger(j0, 0), j1);
+      if (tile_class != TSRI_TILE_SKIP) {
+        multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile, row);
+        multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile, row);
+        if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
+          differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
+                              args.call.keep_scale);
+        else
+          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
+                               args.call.keep_scale);
+      } else {
+        clear<U>(s);
+        clear<U>(dp);
+      }
+      store_scores(kP, s, row);
+      store_scores(kS, dp, row);
     }
-    store_scores(kP, s);
-    store_scores(kS, dp);
   }
 };
 

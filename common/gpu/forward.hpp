@@ -221,10 +221,10 @@ struct Forward {
     }
     sync_block();
     const int64_t b = shared.place.b;
-    if (b < 0) return;
+    if (uniform(b < 0)) return;
     const int32_t row0 = shared.place.tile * kTileQ; // of the slot
     const int32_t slot_rows = static_cast<int32_t>(shared.sequence.q.slot_len);
-    if (row0 >= slot_rows) return;
+    if (uniform(row0 >= slot_rows)) return;
     // Used row of the tile's first row; negative before the left padding ends.
     const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
                                                    shared.sequence.q.slot_begin);

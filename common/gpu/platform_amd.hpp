@@ -17,13 +17,17 @@
 #define TSRI_UNROLL _Pragma("unroll")
 #define TSRI_NO_UNROLL _Pragma("unroll 1")
 
+// Waves that a SIMD must have room for. gfx9: 2, that is 256 registers; with more, the compiler parks
+// accumulators in the second half of the register file and moves them for every use. gfx11, gfx12: 6,
+// that is 240; left to itself it fetches operands so far ahead that it spills.
+#define TSRI_AMD_WAVES (__AMDGCN_WAVEFRONT_SIZE__ == 64 ? 2 : 6)
+
 // Defines a kernel that runs Config::block(args). Arguments are read where the launch put them: a
-// parameter whose address is taken could become a copy in scratch memory. Two waves per SIMD, that is
-// 256 registers: with more, the compiler parks accumulators in the second half of the register file and
-// moves them for every use. 64 KiB of shared memory are what a block of any of these devices can have.
+// parameter whose address is taken could become a copy in scratch memory. 64 KiB of shared memory are
+// what a block of any of these devices can have.
 #define TSRI_GPU_KERNEL(symbol, Config, Args)                                                  \
   static_assert(Config::kSharedBytes <= 65536, "shared memory of a block");                    \
-  extern "C" __attribute__((global, amdgpu_waves_per_eu(2),                                    \
+  extern "C" __attribute__((global, amdgpu_waves_per_eu(TSRI_AMD_WAVES),                       \
                             amdgpu_flat_work_group_size(Config::kThreads, Config::kThreads)))  \
   void symbol(const Args) {                                                                    \
     Config::block(*(const Args *)__builtin_amdgcn_kernarg_segment_ptr());                      \
@@ -117,7 +121,10 @@ TSRI_DEVICE float f16_to_float(uint16_t h) {
 // such a load would be slower and wait for shared memory as well.
 template <class T>
 TSRI_DEVICE T load_global(const void *p) {
-  return *(const __attribute__((address_space(1))) T *)p;
+  if constexpr (sizeof(T) == 2) // also a class around 16 bits, which cannot be copied between spaces
+    return __builtin_bit_cast(T, *(const __attribute__((address_space(1))) uint16_t *)p);
+  else
+    return *(const __attribute__((address_space(1))) T *)p;
 }
 
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.

@@ -135,13 +135,20 @@ TSRI_DEVICE ScoreTerms score_terms(const Call &call, const tsri_sequence &sequen
   return t;
 }
 
+// Element `offset` of the mask tensor: one byte is loaded, the rule is common/bias.h's.
+TSRI_DEVICE bool mask_allows(const ScoreTerms &t, int64_t offset) {
+  const uint8_t byte = load_global<uint8_t>(static_cast<const uint8_t *>(t.mask) +
+                                            (t.mask_bits ? offset >> 3 : offset));
+  return tsri_mask_element(&byte, t.mask_bits, t.mask_bits ? offset & 7 : 0);
+}
+
 // Steps 1 to 4 without the interval rule; i, j inside the sequence. -inf where a mask tensor hides.
 TSRI_DEVICE float score_of(const ScoreTerms &t, float dot, int32_t i, int32_t j) {
   float s = t.scale * dot;
   if (t.softcap > 0) s = t.softcap * tanh_of(s / t.softcap);
   if (t.bias) s += load_element(t.bias_dtype, t.bias, i * t.bias_i + j * t.bias_j);
   if (t.slope != 0) s -= t.slope * static_cast<float>(tsri_alibi_distance(i, j, t.sq, t.sk));
-  if (t.mask && !tsri_mask_element(t.mask, t.mask_bits, t.mask_bh + i * t.mask_i + j * t.mask_j))
+  if (t.mask && !mask_allows(t, t.mask_bh + i * t.mask_i + j * t.mask_j))
     s = -infinity();
   if (t.blocks && !load_global<uint8_t>(t.blocks + t.block_bh + i / t.block_q * t.block_i +
                                         j / t.block_k * t.block_j))

@@ -30,10 +30,10 @@ struct Split {
   using End = SplitEnd<U, kDv, kWaves, kAny>;
   using TileQ = typename Wave::TileQ;
   using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = Tile<E, kTileK, kDv>;
+  using TileV = typename U::template ZTile<kTileK, kDv>;
   using State = typename Wave::State;
   using Scores = typename Wave::Scores;
-  using Kept = typename U::Free[1][Wave::kDepth];
+  using Kept = typename U::Free[1][Wave::kKeepQ ? Wave::kDepth : 1];
 
   struct Shared { // at the front of shared memory
     tsri_sequence sequence;
@@ -203,7 +203,7 @@ struct Split {
       TSRI_NO_UNROLL
       for (int step = 0; step < Wave::kApply; ++step) {
         typename U::Acc part;
-        typename U::Free p;
+        typename U::P p;
         TSRI_UNROLL
         for (int e = 0; e < U::kElements / 2; ++e)
           part.x[e] = step == 0 ? s[0][c].x[e] : s[0][c].x[e + U::kElements / 2];
@@ -225,8 +225,8 @@ struct Split {
                                     int32_t key0, float unit) {
     const Shared &shared = shared_at<Shared>(0);
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
-    const int tile_class = rows_class(kBands, shared.work.first, shared.work.last, prefix, key0,
-                                      key0 + kWaveKeys);
+    const int tile_class = RowsClass::of(
+        rows_class(kBands, shared.work.first, shared.work.last, prefix), key0, key0 + kWaveKeys);
     if (tile_class == TSRI_TILE_SKIP) return;
     const uint32_t k_tile = stage_at(stage) + static_cast<uint32_t>(wave() * kWaveKeys * TileK::kRowBytes);
     const uint32_t v_tile = stage_at(stage) + TileK::kBytes +
@@ -236,7 +236,7 @@ struct Split {
     if constexpr (kRolled)
       rolled_scores(s, q_offset, k_offset);
     else
-      Wave::multiply_scores(s, kept, q_offset, k_offset);
+      score_product<U, TileK, TileQ, Wave::kDepth, Wave::kKeepQ>(s, k_offset, q_offset, kept);
     if (kAny)
       modify_scores(s, shared, prefix, key0);
     else if (tile_class == TSRI_TILE_EDGE)
@@ -246,7 +246,7 @@ struct Split {
     if constexpr (kRolled)
       rolled_values(state, s, v_tile);
     else
-      Wave::multiply_values(state, s, U::template z_offset<TileV::kRowBytes>(v_tile));
+      Wave::multiply_values(state, s, v_tile);
   }
 
   // What all threads need to know of the block's work. By one thread; a barrier must follow.
@@ -332,7 +332,7 @@ struct Split {
       }
       if (Wave::kKeepQ && !kRolled && n == 0) {
         TSRI_UNROLL
-        for (int t = 0; t < Wave::kDepth; ++t)
+        for (int t = 0; t < (Wave::kKeepQ ? Wave::kDepth : 1); ++t)
           U::template load_free<TileQ::kRowBytes>(kept[0][t], q_offset, 0, t);
       }
       fold_tile(state, kept, q_offset, stage,

@@ -186,7 +186,11 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
   const int chunk0 = column / T::kPerChunk;
   constexpr int step = max_of(kThreads / T::kChunks, 1); // rows between two copies of a thread
   constexpr bool regular = kThreads % T::kChunks == 0 && step % 8 == 0 && total % kThreads == 0;
+  #ifdef EXP_NOPAGE
+  if (!regular || (kAny && (s.pages.table || !s.vector))) {
+#else
   if (!regular || s.pages.table || (kAny && !s.vector)) {
+#endif
     TSRI_NO_UNROLL
     for (int i = thread; i < total; i += kThreads)
       load_chunk<E, kAny>(offset + T::at(i / T::kChunks, i % T::kChunks), s, first + i / T::kChunks,

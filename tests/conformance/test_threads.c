@@ -192,6 +192,7 @@ static void *make_and_drop(void *arg) {
     if (tsr_context_create(&context, NULL) != TSR_STATUS_SUCCESS) fail("create", tsr_last_message());
     p.batch = p.heads_q = p.heads_kv = 1, p.seq_q = p.seq_k = 4 + n, p.dim_qk = 8;
     p.q.dtype = p.k.dtype = p.v.dtype = p.o.dtype = TSR_DTYPE_F32;
+    p.backend = "reference";
     if (tsr_plan_create(&plan, i % 2 ? context : NULL, host, &p) != TSR_STATUS_SUCCESS)
       fail("plan", tsr_last_message());
     tsr_plan_destroy(plan);

@@ -253,6 +253,30 @@ Test(cuda_select, launches_have_a_largest_size) {
   expect_refused(h200, p, "a launch has 2147483647 at most");
 }
 
+// Few queries against many keys: only parts of the keys make enough blocks, and query heads of a group
+// share what is read. With many queries, or enough sequences of one head each, forward is as good.
+Test(cuda_select, short_queries_take_split_rows) {
+  for (const DeviceFacts &device : kDevices)
+    for (int64_t dim : {64, 128}) {
+      expect_row(device, problem_of(1, 8, 1, 1, 8192, dim, dim), "_split_");
+      expect_row(device, problem_of(1, 32, 8, 1, 131072, dim, dim), "_split_");
+      expect_row(device, problem_of(64, 32, 8, 1, 8192, dim, dim), "_split_");
+      expect_row(device, problem_of(4, 32, 8, 2, 16384, dim, dim, TSR_DTYPE_F16), "_split_");
+      for (int64_t sq : {1024, 8192}) {
+        const Winner w = select(device, problem_of(4, 32, 8, sq, sq, dim, dim));
+        cr_assert_not_null(w.row);
+        cr_expect_eq(w.row->family, Family::kForward, "%s for %d queries", w.row->name,
+                     static_cast<int>(sq));
+      }
+      // Parts fill the device, and no more than there are tiles.
+      const Winner one = select(device, problem_of(1, 8, 1, 1, 65536, dim, dim));
+      cr_expect_geq(one.choice.cut.blocks, device.processors / 2);
+      cr_expect_leq(one.choice.cut.splits, 65536 / one.row->tile_k);
+      // What is full already is not cut further.
+      cr_expect_leq(select(device, problem_of(512, 32, 8, 1, 2048, dim, dim)).choice.cut.splits, 2);
+    }
+}
+
 // With batch_invariant neither the batch nor padding may change the row, nor where keys are cut.
 Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
   for (const DeviceFacts &device : kDevices)
