@@ -38,7 +38,7 @@ struct Forward {
   using TileK = Tile<E, kTileK, kDqk>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
-  static constexpr bool kKeepQ = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
+  static constexpr bool kKeepQ = !U::kSplits && kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
 
   struct Shared { // at the front of shared memory
     tsri_sequence sequence;
@@ -174,12 +174,18 @@ struct Forward {
 
   // out += P V of one tile.
   TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile) {
-    apply_product<U, TileV, kCon * kApply, false>(
-        state.out, U::template z_offset<TileV::kRowBytes>(v_tile),
-        [&s](typename U::P(&p)[kFree], int step) {
-          TSRI_UNROLL
-          for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
-        });
+    const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(v_tile);
+    const auto load = [&s](typename U::P(&p)[kFree], int step) {
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
+    };
+    if constexpr (U::kSplits) {
+      const uint32_t left_out =
+          apply_product_split<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
+      if (left_out) recheck_values<U, TileV>(state.out, s, v_tile, left_out);
+    } else {
+      apply_product<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
+    }
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
@@ -318,6 +324,12 @@ struct Forward {
     finish(args.call, state, b, h, column, row0, i0, unit);
   }
 
+  // The maximum of a row from what the recurrence kept of it, which is not a NaN: a NaN score made the sum
+  // one. (The maximum +inf does too.)
+  TSRI_DEVICE_MEMBER float max_logit_of(float m, float l) {
+    return l != l && m != infinity() ? l : m;
+  }
+
   // The sink, the division, LSE and the row maximum; then O through shared memory.
   TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, int64_t b, int64_t h, int column,
                                  int32_t row0, int32_t i0, float unit) {
@@ -359,7 +371,7 @@ struct Forward {
           }
       if (column == 0 && row < rows && U::leads_row())
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,
-                          used ? state.m[r] * natural : -infinity());
+                          used ? max_logit_of(state.m[r], l) * natural : -infinity());
     }
     store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
         state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
