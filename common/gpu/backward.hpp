@@ -381,7 +381,7 @@ struct Backward {
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
-    TSRI_UNROLL
+    TSRI_NO_UNROLL // unrolled, the groups' loads move together and registers run out
     for (int group = 0; group < kCon / kGroup; ++group) {
       Scores s, dp;
       const int row = query_row() + group * kGroup * U::kCon;
