@@ -109,6 +109,7 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
   uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known |= kBackwardFeatures | (row.any ? kBackwardAnyFeatures : 0);
+  if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
   const uint32_t unknown = problem.features & ~known;
   if (!unknown) return true;
   size_t used = 0;

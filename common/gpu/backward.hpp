@@ -64,6 +64,7 @@ struct Backward {
     int64_t stats;     // row of stats of the sequence's query 0, current head
     int64_t sum_row[2]; // of query tiles whose dS waits for its product: row of dq_sum, and
     int32_t sum_rows[2]; // how many of its queries are used
+    int32_t begin, count; // query tiles that see the keys
   };
   static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kK = ceil_div(kStats + kStages * kTileQ * sizeof(RowStat), 1024) * 1024;
@@ -207,9 +208,9 @@ struct Backward {
 
   // Copies of query tile i0 of the current head into a stage.
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int stage, int32_t i0) {
-    load_tile<E, TileQ, kThreads, kAny>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
+    load_tile<E, TileQ, kThreads, kAny, false>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
                                         fresh_thread_index());
-    load_tile<E, TileO, kThreads, kAny>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
+    load_tile<E, TileO, kThreads, kAny, false>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
                                         fresh_thread_index());
     load_stats<kTileQ, kThreads>(kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat)),
                                  args.stats + shared.stats, i0,
@@ -304,22 +305,24 @@ struct Backward {
         key0, 0);
     load_queries(args, shared, 0, begin * kTileQ);
     copy_commit();
-    const int32_t count = end - begin;
-    const int32_t total = count * args.call.group;
+    if (thread_index() == 0) {
+      shared.begin = begin;
+      shared.count = end - begin;
+    }
+    const int32_t total = (end - begin) * args.call.group;
     TSRI_NO_UNROLL
-    for (int32_t n = 0, t = 0, head = 0; n < total; ++n) {
-      const int32_t i0 = (begin + t) * kTileQ;
-      const int stage = kStages > 1 ? n % kStages : 0;
+    for (int32_t n = 0; n < total; ++n) {
       copy_wait<0>();
       sync_block(); // this tile has arrived; everybody is done with the one before
+      // Head and tile follow from n: only one number is kept in a register across the products.
+      const int32_t count = shared.count;
+      const int32_t i0 = (shared.begin + n % count) * kTileQ;
+      const int32_t head = (n + 1) / count, t = (n + 1) % count; // of the next tile
+      const bool last = t == 0;
+      const int stage = kStages > 1 ? n % kStages : 0;
       if (thread_index() == 0) {
         shared.sum_row[n % 2] = shared.stats + i0;
         shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
-      }
-      const bool last = ++t == count;
-      if (last) {
-        t = 0;
-        ++head;
       }
       // The next tile may be of the next head. Its terms would replace this head's, which kAny still
       // needs: there the head changes after the scores.
@@ -330,19 +333,21 @@ struct Backward {
             take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
           sync_block();
         }
-        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+        load_queries(args, shared, (n + 1) % kStages, (shared.begin + t) * kTileQ);
         copy_commit();
       }
       make_keys(args, shared, stage, n % 2, chunk, key0, i0, dk, dv);
       if (n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
       if (late && n + 1 < total) {
         sync_block(); // the scores are made, the stage has been read by all
-        if (last) {
+        const int32_t again = shared.count;
+        if ((n + 1) % again == 0) {
           if (thread_index() == 0)
-            take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
+            take_head(args, shared,
+                      g * static_cast<uint32_t>(args.call.group) + (n + 1) / again);
           sync_block();
         }
-        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+        load_queries(args, shared, (n + 1) % kStages, (shared.begin + (n + 1) % again) * kTileQ);
         copy_commit();
       }
     }
