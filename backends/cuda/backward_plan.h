@@ -4,7 +4,8 @@
 // what workspace they share, and the run itself. The order, each step only where it is needed:
 //
 //   convert   dO as float32 becomes the element type of the products
-//   prepare   LSE in base two, delta and the band of every query row; float sums of dQ set to zero
+//   prepare   LSE, delta and the band of every query row; float sums of dQ set to zero
+//   stats     LSE and delta found again from the scores, for the tiles of rows that need it
 //   main      dK, dV, and additions to the sums of dQ
 //   finish    dQ from its sums
 //   dq        dQ without sums: where additions in any order are not allowed, or nothing but dQ is wanted

@@ -236,6 +236,10 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                               pass(row.entry[kEntryMain], cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),
                               row.tile_q);
+  if (cut.stats_always)
+    cycles += pass_cycles(facts, row,
+                          pass(row.entry[kEntryStats], cut.stats.blocks, 1, t.query_q, t.query_k, 0),
+                          t.query_k);
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryDq], cut.queries.blocks, cut.queries.chunks, t.query_q,
                              t.query_k, t.query_chunk),
@@ -243,7 +247,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryBias], cut.bias_blocks, 1, t.query_q, t.query_k, 0),
                         t.query_k);
-  const double launches = 1 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
+  const double launches = 2 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
                           (cut.bias_blocks > 0) + cut.sums + cut.converts + (p.dsink != 0);
   return fmax(cycles / facts.clock,
               backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +

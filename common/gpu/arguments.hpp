@@ -7,6 +7,7 @@
 // A launch is one row of blocks. Block number -> work, fastest index first:
 //   forward    query tile, chunk of Dv, query head, batch       (packed: query tiles of all sequences)
 //   split      split, KV head, batch
+//   stats      query tile, query head, batch
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
 //   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
@@ -85,7 +86,7 @@ struct SplitArgs {
 
 // What backward needs of a query row besides the tensors; made by the preparing kernel.
 struct alignas(16) RowStat {
-  float lse2;     // LSE in base two; +inf for a row that sees nothing, so that p = 0
+  float lse;      // LSE in the unit of BackwardArgs; +inf for a row that sees nothing, so that p = 0
   float delta;    // rowsum(dO * O) - dLSE
   int32_t lo, hi; // its band of keys; lo > hi: not a used row
 };
@@ -98,6 +99,8 @@ struct BackwardArgs {
   RowStat *stats; // [B, Hq, Sq]
   float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
   int32_t dq_columns; // a multiple of the columns that a block makes
+  float lse_unit;     // log2(e): LSE is kept in base two, for rows of interval masks. 1: natural
+  int32_t stats_always; // BackwardStats leaves no tile of rows out
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
 };

@@ -71,6 +71,12 @@ struct Backward {
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
                 "every wave has whole accumulators in every product");
+  // A wave's columns begin where the swizzle of its lanes' offsets has nothing to carry.
+  static constexpr bool columns_align(int tiles) {
+    return (tiles & (tiles - 1)) == 0 || tiles * 16 * static_cast<int>(sizeof(E)) % 128 == 0;
+  }
+  static_assert(columns_align(kOutK) && columns_align(kOutV) && columns_align(kOutQ),
+                "column tiles of a wave are a power of two or whole swizzles");
   static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
   static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
 
@@ -92,7 +98,7 @@ struct Backward {
     const uint32_t y_offset =
         U::template con_offset<TY::kRowBytes>(y) + row * TY::kRowBytes;
     const typename U::Free none[kFree][1] = {};
-    score_product<U, TY, TX, kDepth, false>(acc, y_offset, x_offset, none);
+    score_product<U, TY, TX, kDepth, false, true>(acc, y_offset, x_offset, none);
   }
 
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
@@ -320,8 +326,8 @@ struct Backward {
       }
       const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
       const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-      if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-      if (k_bytes < TileK::kRowBytes) {
+      if (chunk * kChunkV < p.dim_v) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+      if (chunk * kChunkQk < p.dim_qk) {
         accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
         if (args.dq_sum)
           add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
@@ -342,8 +348,7 @@ struct Backward {
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
-    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
-                            : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
     TSRI_UNROLL
     for (int group = 0; group < kCon / kGroup; ++group) {

@@ -109,7 +109,7 @@ struct BackwardPrepare {
     if (p.dlse.dtype != TSR_DTYPE_NONE)
       stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
-    if (lse != -infinity()) stat.lse2 = lse * static_cast<float>(TSRI_LOG2E);
+    if (lse != -infinity()) stat.lse = lse * args.lse_unit;
     return stat;
   }
 
@@ -241,13 +241,14 @@ struct BackwardSink {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
     const int64_t h = block_index();
-    const float sink = args.call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
+    const float sink = args.call.a.sink[h] * args.lse_unit;
+    const float base = static_cast<float>(TSRI_LOG2E) / args.lse_unit;
     const int64_t each = args.call.a.cu_q ? p.total_q : p.seq_q; // rows that follow each other
     const int64_t batches = args.call.a.cu_q ? 1 : p.batch;
     double sum = 0;
     for (int64_t n = thread_index(); n < batches * each; n += kThreads) {
       const RowStat stat = args.stats[(n / each * p.heads_q + h) * each + n % each];
-      const float weight = exp2_of(sink - stat.lse2);
+      const float weight = exp2_of((sink - stat.lse) * base);
       if (stat.lo <= stat.hi && weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;

@@ -42,7 +42,7 @@ TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
 }
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
-// score after softcap, which is that of the bias. unit: of the score in base two.
+// score after softcap, which is that of the bias. unit: of the score in base two (not kAny).
 // kEdge: the interval rule cuts into the tile (kAny always looks).
 template <bool kAny, bool kEdge, bool kOfBias = false>
 TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float unit,
@@ -54,7 +54,8 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
       x = y = 0.0f;
       return;
     }
-    const float p = exp2_of(score_of(terms, dot, i, j) * unit - stat.lse2);
+    // Natural until the difference is taken: the lowest finite score has no finite power in base two.
+    const float p = exp2_of((score_of(terms, dot, i, j) - stat.lse) * static_cast<float>(TSRI_LOG2E));
     bool keep = true;
     if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;
@@ -62,7 +63,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));
     return;
   }
-  const float p = Softmax::prob_ready(unit, x, stat.lse2);
+  const float p = Softmax::prob_ready(unit, x, stat.lse);
   const bool allowed = !kEdge || stat_allows(stat, prefix, j);
   x = allowed ? p : 0.0f;
   y = allowed ? p * (y - stat.delta) : 0.0f;

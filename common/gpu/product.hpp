@@ -25,7 +25,9 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
 
 // acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
 // are those of the wave's first row. kKeep: the free operands are in registers already.
-template <class U, class TX, class TY, int kDepth, bool kKeep, int kFree, int kCon>
+// kTransposed: free is key and con is query.
+template <class U, class TX, class TY, int kDepth, bool kKeep, bool kTransposed = false, int kFree,
+          int kCon>
 TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                uint32_t y_offset,
                                const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
@@ -42,7 +44,11 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
         typename U::Con x;
         U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
         TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], x, y[f]);
+        for (int f = 0; f < kFree; ++f)
+          if constexpr (kTransposed)
+            U::score_transposed(acc[f][c], x, y[f]);
+          else
+            U::score(acc[f][c], x, y[f]);
       }
     }
     return;

@@ -140,6 +140,10 @@ struct MmaSync : MmaSyncLayout<kFresh> {
     mma16(E{}, acc.x, y.r, x.r);
     mma16(E{}, acc.x + 4, y.r, x.r + 2);
   }
+  // The same; units whose sum has an order need another one here.
+  TSRI_DEVICE_MEMBER void score_transposed(Acc &acc, const Con &x, const Free &y) {
+    score(acc, x, y);
+  }
   // Step s of an accumulator (kCon / kApplyStep of them) as the operand of apply.
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     p.r[0] = E::pack(acc.x[0], acc.x[1]);
@@ -271,6 +275,16 @@ struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
   TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) {
     multiply(acc.x, y, x, 0);
     multiply(acc.x + 4, y, x, 1);
+  }
+  // score where free and con have changed places: the same sum in the same order, so that a score does not
+  // depend on which of them is free.
+  TSRI_DEVICE_MEMBER void score_transposed(Acc &acc, const Con &x, const Free &y) {
+    TSRI_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      mma8_tf32(acc.x + 4 * n, y.finite, x.lo + 2 * n);
+      mma8_tf32(acc.x + 4 * n, y.lo, x.finite + 2 * n);
+      mma8_tf32(acc.x + 4 * n, y.hi, x.hi + 2 * n);
+    }
   }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int step) {
     const float *x = acc.x + 4 * step;
