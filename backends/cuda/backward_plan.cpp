@@ -79,14 +79,16 @@ bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason
 struct Shares {
   void *dout;
   gpu::RowStat *stats;
+  float *lse_low; // `any` rows
   float *dq_sum;
 };
 
-Shares take(tsri_workspace *ws, const tsr_problem &p, const BackwardCut &cut) {
+Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   Shares m = {};
   if (cut.converts)
     m.dout = tsri_workspace_take(ws, tsri_mul_sat(cut.rows, p.dim_v), sizeof(uint16_t));
   m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
+  if (row.any) m.lse_low = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(
         tsri_workspace_take(ws, tsri_mul_sat(cut.rows, cut.dq_columns), sizeof(float)));
@@ -165,9 +167,9 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   return p.dbias.dtype == TSR_DTYPE_NONE || cut_bias(row, p, cut, why);
 }
 
-int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut) {
+int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   tsri_workspace ws = {nullptr, 0};
-  take(&ws, p, cut);
+  take(&ws, row, p, cut);
   return ws.used;
 }
 
@@ -181,7 +183,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   const BackwardCut &cut = plan.choice.cut.backward;
   const tsr_problem &p = plan.problem->p;
   tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
-  const Shares shares = take(&ws, p, cut);
+  const Shares shares = take(&ws, *plan.row, p, cut);
   Steps steps = {plan, {}, why};
   gpu::Call &call = steps.args.call;
   fill_call(*plan.problem, args, &call);
@@ -192,6 +194,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     call.vector = gpu::vector_bits(call.p);
   }
   steps.args.stats = shares.stats;
+  steps.args.lse_low = shares.lse_low;
   steps.args.dq_sum = shares.dq_sum;
   steps.args.dq_columns = cut.dq_columns;
   steps.args.lse_unit = plan.row->any ? 1.0f : static_cast<float>(TSRI_LOG2E);

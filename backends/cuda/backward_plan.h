@@ -28,7 +28,7 @@ extern const Entry backward_entries[kBackwardPasses];
 // The steps and their blocks; false, with the reason, where one does not fit a launch.
 bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why);
 // Bytes of workspace; INT64_MAX: too many.
-int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut);
+int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardCut &cut);
 // Makes the device functions of the shared passes ready on a device.
 bool backward_prepare(int32_t device, tsr_reason *why);
 bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);

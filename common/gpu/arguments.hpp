@@ -97,6 +97,7 @@ struct BackwardArgs {
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
+  float *lse_low; // [B, Hq, Sq]: what the natural LSE has beyond RowStat::lse; NULL: nothing
   float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
   int32_t dq_columns; // a multiple of the columns that a block makes
   float lse_unit;     // log2(e): LSE is kept in base two, for rows of interval masks. 1: natural

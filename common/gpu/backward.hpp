@@ -105,7 +105,7 @@ struct Backward {
   template <bool kEdge>
   TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit,
                                         int32_t prefix, int32_t key0, int32_t i0, int row,
-                                        const ScoreTerms &terms, float keep_scale) {
+                                        const Args &args, const Shared &shared) {
     TSRI_UNROLL
     for (int c = 0; c < kGroup; ++c)
       TSRI_UNROLL
@@ -113,6 +113,7 @@ struct Backward {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
         const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
+        const float low = kAny ? low_of(args, stat, shared.stats + i0 + q) : 0.0f;
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
@@ -120,7 +121,8 @@ struct Backward {
             if (U::con_element(other) != U::con_element(e)) continue;
             const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
-            differentiate_one<kAny, kEdge>(x, y, stat, unit, prefix, i0 + q, j, terms, keep_scale);
+            differentiate_one<kAny, kEdge>(x, y, stat, low, unit, prefix, i0 + q, j, shared.terms,
+                                           args.call.keep_scale);
           }
       }
   }
@@ -362,11 +364,9 @@ struct Backward {
         multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile, row);
         multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile, row);
         if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
-          differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
-                              args.call.keep_scale);
+          differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         else
-          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
-                               args.call.keep_scale);
+          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
       } else {
         clear<U>(s);
         clear<U>(dp);

@@ -79,6 +79,7 @@ struct BackwardPrepare {
       const RowStat stat = stat_of(args, row, lane);
       if (n >= rows) continue;
       if (lane == 0) args.stats[n] = stat;
+      if (lane == 0 && args.lse_low) args.lse_low[n] = 0.0f;
       if (!args.dq_sum) continue;
       Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + n * args.dq_columns);
       for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
@@ -247,9 +248,12 @@ struct BackwardSink {
     const int64_t batches = args.call.a.cu_q ? 1 : p.batch;
     double sum = 0;
     for (int64_t n = thread_index(); n < batches * each; n += kThreads) {
-      const RowStat stat = args.stats[(n / each * p.heads_q + h) * each + n % each];
-      const float weight = exp2_of((sink - stat.lse) * base);
-      if (stat.lo <= stat.hi && weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
+      const int64_t row = (n / each * p.heads_q + h) * each + n % each;
+      const RowStat stat = args.stats[row];
+      if (stat.lo > stat.hi) continue;
+      const float low = args.lse_low ? args.lse_low[row] : 0.0f;
+      const float weight = exp2_of((sink - stat.lse - low) * base);
+      if (weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;
     shared_at<double>(at) = sum;

@@ -152,7 +152,9 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
       }
       RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
       const bool empty = sum == 0.0f;
-      stat.lse = empty ? infinity() : most + log_of(sum) * args.lse_unit;
+      const float low = log_of(sum) * args.lse_unit;
+      stat.lse = empty ? infinity() : args.lse_low ? most : most + low;
+      if (args.lse_low) args.lse_low[shared.stats + i] = empty ? 0.0f : low;
       stat.delta = empty ? 0.0f : delta / sum;
       if (p.dlse.dtype != TSR_DTYPE_NONE)
         stat.delta -= args.call.a.dlse[tsri_row_offset(p.dlse.stride, shared.place.b, h,
