@@ -15,10 +15,11 @@ namespace {
 
 constexpr double kLaunchSeconds = 3e-6;
 constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split row
-constexpr double kBlockCycles = 3000;     // start, load of Q, epilogue
+constexpr double kBlockCycles = 2500;     // start and end of a block, without what it loads and stores
 constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
-constexpr double kBandFraction = 0.85;    // of the memory's bandwidth
+constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
+constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
@@ -48,6 +49,12 @@ double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
   const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
   const double hidden = together >= 2 ? 0.7 : 0.35;
   return longest + (1 - hidden) * (products + steps + loads - longest);
+}
+
+// Cycles of a block without its key tiles: its start, Q in, O out.
+double block_cycles(const Row &row) {
+  return kBlockCycles + static_cast<double>(row.tile_q) * (row.dim_qk + row.dim_v) *
+                            tsri_dtype_bytes(row.dtype) / kFillBytes;
 }
 
 double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dtype)) / 8; }
@@ -143,19 +150,23 @@ double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved
   const double each = ceil_div(blocks, facts.processors);
   const double together = fmin(each, resident(facts, row.entry[kEntryMain]));
   const double tile = tile_cycles(facts, row, together);
-  double mean = kBlockCycles + visits.mean * tile, most = kBlockCycles + visits.most * tile;
+  const double fixed = block_cycles(row);
+  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile, asking = blocks;
   if (cut.splits) {
     const double part = static_cast<double>(cut.part_keys) / row.tile_k;
     const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
-    most = kBlockCycles + fmin(part, visits.mean) * tile;
+    most = fixed + fmin(part, visits.mean) * tile;
+    asking *= busy / cut.splits;
     mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
   }
   // Every multiprocessor gets its share of blocks; the longest may come last.
   double cycles = fmax(blocks / facts.processors, 1) * mean + (each - blocks / facts.processors) * mean / each;
   if (each <= together) cycles = fmax(cycles, each * mean);
   cycles += most - mean;
-  double seconds = fmax(cycles / facts.clock,
-                        cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction));
+  const double band = facts.bandwidth * kBandFraction *
+                      fmin(1, asking / (kBandBusy * static_cast<double>(facts.processors)));
+  double seconds =
+      fmax(cycles / facts.clock, cost_bytes(facts, row, problem, visits, cut) / band);
   seconds += kLaunchSeconds;
   if (cut.splits > 1)
     seconds += kZeroSeconds + (kMergeCycles + cut.splits * static_cast<double>(problem.p.dim_v)) / facts.clock;

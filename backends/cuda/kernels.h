@@ -50,6 +50,7 @@ struct Row {
   int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks. Backward: largest Dv
   int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
                    // stride; 1: every feature and stride
+  int32_t paged;   // 1: K and V may be paged
   int32_t arch;    // least compute capability, 80 for 8.0
   int32_t tile_q, tile_k;
   int32_t stages;

@@ -4,6 +4,7 @@
 // its cost. Only what the problem says at plan time counts, never a length that is known at run time.
 #include "select.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include "backward_plan.h"
 #include "common/dtype.h"
 #include "common/gpu/arguments.hpp"
+#include "common/score.h"
 #include "common/workspace.h"
 #include "cost.h"
 #include "launch.h"
@@ -107,6 +109,7 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
   uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known |= kBackwardFeatures | (row.any ? kBackwardAnyFeatures : 0);
+  if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
   const uint32_t unknown = problem.features & ~known;
   if (!unknown) return true;
   size_t used = 0;
@@ -137,6 +140,15 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   return true;
 }
 
+// Edge rows fold scale log2 e into one factor of raw products.
+bool takes_scale(const tsr_problem &p, tsr_reason *why) {
+  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
+  const float unit = p.scale * static_cast<float>(TSRI_LOG2E);
+  if (p.scale == 0 || (unit >= FLT_MIN && unit <= FLT_MAX)) return true;
+  return refuse(why, "scale is %g; times log2 e it is no normal float32, which this kernel needs",
+                p.scale);
+}
+
 // What 16-byte accesses without a second way need.
 bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (row.any) return true;
@@ -154,8 +166,7 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
                     "%lld columns)",
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
-  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
-  return true;
+  return takes_scale(p, why);
 }
 
 // Fails where the launch would not fit the device's numbering.
