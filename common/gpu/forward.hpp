@@ -128,8 +128,10 @@ struct Forward {
       const float ref = Softmax::reference(m);
       const float ready = Softmax::ready_reference(unit, m);
       moved = moved || m != state.m[r];
-      alpha[r] = kAny ? Softmax::correction_in(unit, state.m[r], ref)
-                      : Softmax::prob_ready(unit, state.m[r], ready);
+      // Exactly 1 while m stays: the rounding of `ready` would multiply up in l, tile after tile.
+      alpha[r] = kAny                ? Softmax::correction_in(unit, state.m[r], ref)
+                 : m == state.m[r] ? 1.0f
+                                   : Softmax::prob_ready(unit, state.m[r], ready);
       state.m[r] = m;
       float sum = 0.0f;
       TSRI_UNROLL
