@@ -6,11 +6,11 @@
 //
 // A launch is one row of blocks. Block number -> work, fastest index first:
 //   forward    query tile, chunk of Dv, query head, batch       (packed: query tiles of all sequences)
-//   split      split, KV head, batch
+//   split      chunk of Dv, row tile, KV head, part of the keys, batch   (see split_rows.hpp)
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
 //   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
-//   prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
+//   convert, prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
 //   dSink      query head
 #ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 #define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
@@ -70,14 +70,15 @@ struct ForwardArgs {
   int32_t chunks; // column chunks of Dv
 };
 
-// Split-KV: 16 rows (query heads of a group x queries) against a range of keys per block.
+// Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head
+// r % group of the group) against a part of the keys per block.
 struct SplitArgs {
   Call call;
   int32_t row_tiles;   // tiles of group * seq_q rows
   int32_t splits;      // parts that the keys of a sequence are cut into
   int32_t chunks;      // column chunks of Dv
-  int64_t part_keys;   // keys of a part; a multiple of the key tile
-  float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] sums, each over its own l
+  int64_t part_keys;   // keys of a part, from key 0 on; a multiple of the key tile. The last takes the rest
+  float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] results of parts, each over its own l
   float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
   float *part_max;     // the same shape: row maxima, natural; only if asked for
   uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
@@ -96,10 +97,17 @@ struct BackwardArgs {
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
-  float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
-  int32_t dq_columns; // a multiple of the columns that a block makes
+  float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
+  int32_t dq_columns; // columns that a block makes: the row's kChunkQk
+  int32_t dq_chunks;  // ceil(Dqk / dq_columns)
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
+};
+
+struct BackwardConvertArgs {
+  Call call;
+  void *to; // rows of Dv elements
+  tsr_dtype dtype;
 };
 
 } // namespace gpu

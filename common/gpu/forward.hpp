@@ -22,7 +22,8 @@
 namespace tessera {
 namespace gpu {
 
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny>
+template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
+          bool kPaged = true>
 struct Forward {
   using E = typename U::Element;
   using Args = ForwardArgs;
@@ -250,10 +251,10 @@ struct Forward {
     const ScoreTerms &terms = shared.terms;
 
     if (tiles.count > 0) {
-      load_tile<E, TileQ, kThreads, kAny>(kQ, q, i0, 0);
-      load_tile<E, TileK, kThreads, kAny>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
+      load_tile<E, TileQ, kThreads, kAny, false>(kQ, q, i0, 0);
+      load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
       if (kStages > 1)
-        load_tile<E, TileV, kThreads, kAny>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
+        load_tile<E, TileV, kThreads, kAny, kPaged>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
       copy_commit();
     }
     const uint32_t q_offset =
@@ -270,7 +271,7 @@ struct Forward {
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
       if (kStages == 1) {
-        load_tile<E, TileV, kThreads, kAny>(v_tile, v, key0, column);
+        load_tile<E, TileV, kThreads, kAny, kPaged>(v_tile, v, key0, column);
         copy_commit();
         copy_wait<1>();
         sync_block();
@@ -279,8 +280,8 @@ struct Forward {
         sync_block();
         if (n_tile + 1 < tiles.count) {
           const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_tile<E, TileK, kThreads, kAny>(kK + other * TileK::kBytes, k, next, 0);
-          load_tile<E, TileV, kThreads, kAny>(kV + other * TileV::kBytes, v, next, column);
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK + other * TileK::kBytes, k, next, 0);
+          load_tile<E, TileV, kThreads, kAny, kPaged>(kV + other * TileV::kBytes, v, next, column);
         }
         copy_commit();
       }
@@ -307,7 +308,7 @@ struct Forward {
       if (kStages == 1) {
         sync_block(); // K has been read by all
         if (n_tile + 1 < tiles.count)
-          load_tile<E, TileK, kThreads, kAny>(kK, k, next, 0);
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, next, 0);
         copy_commit();
       }
       if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);

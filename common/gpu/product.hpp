@@ -67,9 +67,9 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
     score_product_split<U, TX, TY, kDepth>(acc, x_offset, y_offset);
     return;
   }
+  clear<U>(acc);
   typename U::Free y[2][kFree];
   typename U::Con x[2];
-  clear<U>(acc);
   if (!kKeep) {
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)

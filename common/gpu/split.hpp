@@ -13,6 +13,7 @@
 #include <stddef.h>
 
 #include "common/gpu/forward.hpp"
+#include "common/gpu/product.hpp"
 #include "common/gpu/split_combine.hpp"
 #include "common/gpu/split_rows.hpp"
 
@@ -30,7 +31,7 @@ struct Split {
   using End = SplitEnd<U, kDv, kWaves, kAny>;
   using TileQ = typename Wave::TileQ;
   using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = typename U::template ZTile<kTileK, kDv>;
+  using TileV = typename Wave::TileV; // of each wave's keys, one after the other
   using State = typename Wave::State;
   using Scores = typename Wave::Scores;
   using Kept = typename U::Free[1][Wave::kKeepQ ? Wave::kDepth : 1];
@@ -50,14 +51,14 @@ struct Split {
   static constexpr uint32_t kBands = offsetof(Shared, band);
   static constexpr uint32_t kQ = ceil_div(sizeof(Shared), 128) * 128;
   static constexpr uint32_t kTiles = kQ + TileQ::kBytes;
-  static constexpr uint32_t kStageBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr uint32_t kStageBytes = TileK::kBytes + kWaves * TileV::kBytes;
   static constexpr uint32_t kSharedBytes =
       kTiles + (kStages * kStageBytes > End::kSumBytes ? kStages * kStageBytes : End::kSumBytes);
   static constexpr int kMinBlocks = 1;
   static_assert(kWaveKeys % U::kCon == 0 && kWaveKeys * kWaves == kTileK, "whole accumulators per wave");
   static_assert(kStages >= 2 && kTileK <= kThreads, "a thread per key, a tile ahead");
 
-  TSRI_DEVICE_MEMBER int wave() { return thread_index() / U::kWave; }
+  TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   TSRI_DEVICE_MEMBER uint32_t stage_at(int stage) {
     return kTiles + static_cast<uint32_t>(stage) * kStageBytes;
   }
@@ -111,13 +112,19 @@ struct Split {
   }
 
   // Starts the copies of the n-th tile of the part into a stage; the rows' addresses are there.
-  TSRI_DEVICE_MEMBER void load_stage(const Shared &shared, int stage, int column) {
+  TSRI_DEVICE_MEMBER void load_stage(const Shared &shared, int32_t n, int stage, int column) {
     const uint32_t rows =
         static_cast<uint32_t>(offsetof(Shared, key)) + static_cast<uint32_t>(stage) * sizeof(shared.key[0]);
     const uint32_t to = stage_at(stage);
     load_key_rows<E, TileK, kThreads, kAny>(to, rows, shared.k, 0);
-    load_key_rows<E, TileV, kThreads, kAny>(
-        to + TileK::kBytes, rows + static_cast<uint32_t>(offsetof(KeyRow, v)), shared.v, column);
+    if constexpr (TileV::kTransposed)
+      load_tile<E, TileV, U::kWave, kAny>(
+          to + TileK::kBytes + static_cast<uint32_t>(wave() * TileV::kBytes), shared.v,
+          SplitWork::tile_at(shared.work, n) * kTileK + wave() * kWaveKeys, column,
+          thread_index() % U::kWave);
+    else
+      load_key_rows<E, Tile<E, kTileK, kDv>, kThreads, kAny>(
+          to + TileK::kBytes, rows + static_cast<uint32_t>(offsetof(KeyRow, v)), shared.v, column);
   }
 
   TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
@@ -170,28 +177,26 @@ struct Split {
 
   // Folds the wave's keys of one tile, key0 on.
   TSRI_DEVICE_MEMBER void fold_tile(State &state, const Kept &kept, uint32_t q_offset, int stage,
-                                    int32_t key0, float unit) {
+                                    const RowsClass &rows, int32_t key0, float unit) {
     const Shared &shared = shared_at<Shared>(0);
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
-    const int tile_class = RowsClass::of(
-        rows_class(kBands, shared.work.first, shared.work.last, prefix), key0, key0 + kWaveKeys);
+    const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kWaveKeys));
     if (tile_class == TSRI_TILE_SKIP) return;
     const uint32_t k_tile = stage_at(stage) + static_cast<uint32_t>(wave() * kWaveKeys * TileK::kRowBytes);
-    const uint32_t v_tile = stage_at(stage) + TileK::kBytes +
-                            static_cast<uint32_t>(wave() * kWaveKeys * TileV::kRowBytes);
+    const uint32_t v_tile =
+        stage_at(stage) + TileK::kBytes + static_cast<uint32_t>(wave() * TileV::kBytes);
     Scores s;
     const uint32_t k_offset = U::template con_offset<TileK::kRowBytes>(k_tile);
     score_product<U, TileK, TileQ, Wave::kDepth, Wave::kKeepQ>(s, k_offset, q_offset, kept);
     if (kAny)
-      modify_scores(s, shared, prefix, key0);
+      modify_scores(s, shared, rows.prefix, key0);
     else if (tile_class == TSRI_TILE_EDGE)
-      mask_scores(s, prefix, key0);
+      mask_scores(s, rows.prefix, key0);
     Wave::fold(state, s, unit);
     if (kAny && shared.terms.drops) drop(s, shared, key0);
     Wave::multiply_values(state, s, v_tile);
   }
 
-  // What all threads need to know of the block's work. By one thread; a barrier must follow.
+  // What all threads need to know of the block's work. By a whole wave; a barrier must follow.
   TSRI_DEVICE_MEMBER void set_up(const Args &args, Shared &shared) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
@@ -199,6 +204,7 @@ struct Split {
     const tsri_sequence sequence = tsri_sequence_of(&p, &a, work.b);
     const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
     split_cut<kTileQ, kTileK>(work, args, sequence, rule);
+    if (thread_index() != 0) return;
     shared.work = work;
     shared.sequence = sequence;
     shared.rule = rule;
@@ -215,7 +221,7 @@ struct Split {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     Shared &shared = shared_at<Shared>(0);
     const SplitWork &work = shared.work;
-    if (thread_index() == 0) set_up(args, shared);
+    if (wave() == 0) set_up(args, shared);
     sync_block();
     // A part without visible keys has nothing to say; the first one answers where none has any.
     if (work.rows == 0 || (work.count == 0 && (work.live > 0 || work.part > 0))) return;
@@ -231,10 +237,7 @@ struct Split {
 
     const int column = work.chunk * kDv;
     State state;
-    TSRI_UNROLL
-    for (int o = 0; o < Wave::kOut; ++o)
-      TSRI_UNROLL
-      for (int e = 0; e < U::kElements; ++e) state.out[0][o].x[e] = 0.0f;
+    clear<U>(state.out);
     TSRI_UNROLL
     for (int slot = 0; slot < U::kRows; ++slot) {
       state.m[slot] = Softmax::start_max();
@@ -250,11 +253,13 @@ struct Split {
     const float unit = score_unit(args);
     TSRI_UNROLL
     for (int stage = 0; stage < kStages - 1; ++stage) {
-      if (stage < count) load_stage(shared, stage, column);
+      if (stage < count) load_stage(shared, stage, stage, column);
       if (stage == 0) load_queries(args, shared);
       copy_commit();
     }
     const uint32_t q_offset = U::template free_offset<TileQ::kRowBytes>(kQ);
+    const RowsClass rows = rows_class(kBands, shared.work.first, shared.work.last,
+                                      static_cast<int32_t>(shared.rule.prefix));
     Kept kept;
     int stage = 0;
     TSRI_NO_UNROLL
@@ -262,7 +267,7 @@ struct Split {
       copy_wait<kStages - 2>();
       sync_block(); // the tile is here, and the stage before it has been read by all
       const int free = stage == 0 ? kStages - 1 : stage - 1;
-      if (n + kStages - 1 < count) load_stage(shared, free, column);
+      if (n + kStages - 1 < count) load_stage(shared, n + kStages - 1, free, column);
       copy_commit();
       // The rows of a later tile are looked up under the products of this one.
       const bool looks = n + kStages < count && thread_index() < kTileK;
@@ -277,7 +282,7 @@ struct Split {
         for (int t = 0; t < (Wave::kKeepQ ? Wave::kDepth : 1); ++t)
           U::template load_free<TileQ::kRowBytes>(kept[0][t], q_offset, 0, t);
       }
-      fold_tile(state, kept, q_offset, stage,
+      fold_tile(state, kept, q_offset, stage, rows,
                 SplitWork::tile_at(shared.work, n) * kTileK + wave() * kWaveKeys, unit);
       if (looks) shared.key[stage][thread_index()] = key_row(shared.k, shared.v, row, page);
       stage = stage == kStages - 1 ? 0 : stage + 1;

@@ -58,7 +58,7 @@ struct SplitEnd {
   template <class State>
   TSRI_DEVICE_MEMBER void join_waves(const Place &at, const State &state, float natural, float unit) {
     Totals &t = at.totals;
-    const int wave = thread_index() / U::kWave;
+    const int wave = wave_index(U::kWave);
     TSRI_UNROLL
     for (int slot = 0; slot < U::kRows; ++slot) {
       const float l = U::sum_con(state.l[slot]);
@@ -73,7 +73,7 @@ struct SplitEnd {
       const int row = U::free_of(slot);
       const float factor = wave_factor(state.m[slot], joined_max(t, row), unit);
       TSRI_UNROLL
-      for (int o = 0; o < kDv / 16; ++o)
+      for (int o = 0; o < kDv / U::kCon; ++o)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; e += 2)
           if (U::slot(e) == slot)

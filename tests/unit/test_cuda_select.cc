@@ -147,8 +147,10 @@ Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   p = problem_of(2, 4, 2, 128, 128, 64, 64);
   p.scale = -1;
   expect_row(h200, p, "_any_");
-  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 or more") !=
+  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 .. 1e38") !=
             std::string::npos);
+  p.scale = 3e38f;
+  expect_row(h200, p, "_any_");
   // Alignment that is not promised, a row that is no multiple of 16 bytes, a stride that is none.
   expect_row(h200, problem_of(2, 4, 2, 128, 128, 64, 64, TSR_DTYPE_BF16, 0), "_any_");
   expect_row(h200, problem_of(2, 4, 2, 128, 128, 68, 64), "_any_");
