@@ -68,7 +68,7 @@ double device_flops(int32_t arch) {
 double unit_flops(int32_t arch, tsr_dtype dtype) {
   // mma.sync reaches five eighths of what warp-group instructions reach on 9.0.
   const double sixteen = arch >= 90 && arch < 120 ? 4096 * 0.625 : device_flops(arch);
-  // tf32 runs at half that rate, and three products make one of float32.
+  // Six products of bfloat16 planes make one of float32.
   return dtype == TSR_DTYPE_F32 ? sixteen / 6 : sixteen;
 }
 
