@@ -68,7 +68,7 @@ double device_flops(int32_t arch) {
 double unit_flops(int32_t arch, tsr_dtype dtype) {
   // mma.sync reaches five eighths of what warp-group instructions reach on 9.0.
   const double sixteen = arch >= 90 && arch < 120 ? 4096 * 0.625 : device_flops(arch);
-  // tf32 runs at half that rate, and three products make one of float32.
+  // Six products of bfloat16 planes make one of float32.
   return dtype == TSR_DTYPE_F32 ? sixteen / 6 : sixteen;
 }
 
@@ -247,6 +247,10 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                               pass(row.entry[kEntryMain], cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),
                               row.tile_q);
+  if (cut.stats_always)
+    cycles += pass_cycles(facts, row,
+                          pass(row.entry[kEntryStats], cut.stats.blocks, 1, t.query_q, t.query_k, 0),
+                          t.query_k);
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryDq], cut.queries.blocks, cut.queries.chunks, t.query_q,
                              t.query_k, t.query_chunk),
@@ -254,7 +258,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryBias], cut.bias_blocks, 1, t.query_q, t.query_k, 0),
                         t.query_k);
-  const double launches = 1 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
+  const double launches = 2 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
                           (cut.bias_blocks > 0) + cut.sums + cut.converts + (p.dsink != 0);
   return fmax(cycles / facts.clock,
               backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +

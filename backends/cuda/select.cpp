@@ -140,12 +140,11 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   return true;
 }
 
-// Edge rows fold scale log2 e into one factor of raw products.
+// Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included.
 bool takes_scale(const tsr_problem &p, tsr_reason *why) {
-  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
   const float unit = p.scale * static_cast<float>(TSRI_LOG2E);
-  if (p.scale == 0 || (unit >= FLT_MIN && unit <= FLT_MAX)) return true;
-  return refuse(why, "scale is %g; times log2 e it is no normal float32, which this kernel needs",
+  if (unit >= FLT_MIN && unit <= FLT_MAX) return true;
+  return refuse(why, "scale is %g; this kernel needs log2 e times it to be a positive, normal float32",
                 p.scale);
 }
 
@@ -279,7 +278,7 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
   const int64_t workspace = row.family == Family::kBackward
-                                ? backward_workspace(problem.p, choice->cut.backward)
+                                ? backward_workspace(row, problem.p, choice->cut.backward)
                                 : launch_workspace(row, problem, choice->cut);
   if (workspace == INT64_MAX) return refuse(why, "needs more workspace than can be addressed");
   choice->estimate.workspace = static_cast<size_t>(workspace);

@@ -32,6 +32,8 @@ struct PassCut {
 struct BackwardCut {
   int64_t rows;        // query rows of all heads
   int64_t row_blocks;  // of the passes over them
+  PassCut stats;       // kEntryStats
+  bool stats_always;   // see BackwardStats
   PassCut keys;        // kEntryMain
   PassCut queries;     // kEntryDq
   int64_t bias_blocks; // kEntryBias

@@ -129,8 +129,10 @@ struct Forward {
       const float ref = Softmax::reference(m);
       const float ready = Softmax::ready_reference(unit, m);
       moved = moved || m != state.m[r];
-      alpha[r] = kAny ? Softmax::correction_in(unit, state.m[r], ref)
-                      : Softmax::prob_ready(unit, state.m[r], ready);
+      // Exactly 1 while m stays: the rounding of `ready` would multiply up in l, tile after tile.
+      alpha[r] = kAny                ? Softmax::correction_in(unit, state.m[r], ref)
+                 : m == state.m[r] ? 1.0f
+                                   : Softmax::prob_ready(unit, state.m[r], ready);
       state.m[r] = m;
       float sum = 0.0f;
       TSRI_UNROLL
@@ -344,6 +346,7 @@ struct Forward {
       const int f = r / U::kRows;
       const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
       float l = U::sum_con(state.l[r]);
+      const bool empty = l == 0.0f; // no key was allowed, whatever stands in V
       float lse = Softmax::log_sum_exp_in(natural, state.m[r], l);
       float factor = 1.0f;
       if (p.sink) {
@@ -368,7 +371,7 @@ struct Forward {
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows) {
             float &x = state.out[f][o].x[e];
-            x = used ? x * factor : 0.0f;
+            x = used && !empty ? x * factor : 0.0f;
           }
       if (column == 0 && row < rows && U::leads_row())
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,

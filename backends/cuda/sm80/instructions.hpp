@@ -14,6 +14,13 @@ namespace gpu {
 
 #if defined(TSRI_GPU_CUDA)
 
+// Two floats cut off to bfloat16 in one word, lo in the low half.
+TSRI_DEVICE uint32_t cut_bf16(float lo, float hi) {
+  uint32_t r;
+  asm("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(r) : "r"(float_bits(lo)), "r"(float_bits(hi)));
+  return r;
+}
+
 // Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 TSRI_DEVICE void ldmatrix(uint32_t r[4], uint32_t offset) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -44,6 +51,9 @@ TSRI_DEVICE void mma16(Half, float c[4], const uint32_t a[4], const uint32_t b[2
 
 #else
 
+TSRI_DEVICE uint32_t cut_bf16(float lo, float hi) {
+  return float_bits(lo) >> 16 | (float_bits(hi) & 0xffff0000u);
+}
 inline void ldmatrix_emulated(uint32_t r[4], uint32_t offset, bool transposed) {
   const int lane = thread_index() & 31;
   const unsigned char *all =

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// float32 on the tensor cores of compute capability 8.0: every number is b0 + b1 + b2 in bfloat16, each
-// rounded to nearest, which leaves an error of 2^-27; a product is the six products of planes that are
-// above that, by m16n8k16. Tiles in shared memory stay float32, operands are split on the way to
-// registers. The five small products have a sum of their own, so that the tensor core, which truncates
-// when it adds, touches the large sum once per step.
+// float32 on the tensor cores of compute capability 8.0: every number is b0 + b1 + b2 in bfloat16,
+// exactly: b0 is cut off, so that nothing grows into an infinity, b1 is rounded to nearest, and what is
+// left has no more bits than b2 holds. A product is six products of planes by m16n8k16; those left out
+// are below 2^-23 of it and have both signs. (Numbers below 2^-110 lose bits to bfloat16's subnormals.)
+// Tiles in shared memory stay float32, operands are split on the way to registers. The five small
+// products have a sum of their own, so that the tensor core, which truncates when it adds, touches the
+// large sum once per step.
 //
-// An infinity, and a number that rounds up to one, leaves a NaN in its last plane: every result that it
-// enters is NaN and is made again from the numbers themselves (common/gpu/recheck.hpp).
+// An infinity leaves a NaN in its other planes: every result that it enters is NaN and is made again from
+// the numbers themselves (common/gpu/recheck.hpp).
 #ifndef TESSERA_BACKENDS_CUDA_SM80_UNIT_F32_HPP_
 #define TESSERA_BACKENDS_CUDA_SM80_UNIT_F32_HPP_
 
@@ -39,13 +41,11 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
 
   // Register i of the operands from two neighbours in contraction order.
   TSRI_DEVICE_MEMBER void split(Planes &s, int i, float lo, float hi) {
-    TSRI_UNROLL
-    for (int plane = 0; plane < 3; ++plane) {
-      const uint32_t w = pack_bf16(lo, hi);
-      s.r[plane][i] = w;
-      lo -= BFloat16::low(w);
-      hi -= BFloat16::high(w);
-    }
+    s.r[0][i] = cut_bf16(lo, hi);
+    lo -= bits_float(float_bits(lo) & 0xffff0000u);
+    hi -= bits_float(float_bits(hi) & 0xffff0000u);
+    const uint32_t w = s.r[1][i] = pack_bf16(lo, hi);
+    s.r[2][i] = cut_bf16(lo - BFloat16::low(w), hi - BFloat16::high(w));
   }
 
   // Scores may contract in any order that both sides share. Matrix m of ldmatrix gives lane l the
