@@ -178,7 +178,7 @@ struct Split {
   // Both products of a float32 unit, in loops that stay loops (unrolled, the splitting of operands moves
   // ahead of everything else and registers run out) and in sums of a few terms that are added up in
   // float32: a matrix instruction rounds worse than an addition does, the more so the larger the sum is.
-  static constexpr bool kRolled = sizeof(typename U::Con) > 16;
+  static constexpr bool kRolled = sizeof(E) == 4;
   static constexpr int kPerLine = 4; // depth steps of 128 bytes, where addresses move by constants
 
   TSRI_DEVICE_MEMBER void add(typename U::Acc &sum, const typename U::Acc &part) {
