@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backward_plan.h"
 #include "common/dtype.h"
 #include "cost.h"
 #include "kernels.h"
@@ -127,6 +128,8 @@ tsr_status plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem
   for (const Entry &entry : row->entry)
     if (entry.function && !runtime_prepare(device, entry.function, entry.shared_bytes, reason))
       return TSR_STATUS_DEVICE_ERROR;
+  if (row->family == Family::kBackward && !backward_prepare(device, reason))
+    return TSR_STATUS_DEVICE_ERROR;
   Plan *plan = static_cast<Plan *>(state->host.alloc(state->host.context, sizeof *plan, 64));
   if (!plan) {
     snprintf(reason->text, sizeof reason->text, "no memory for a plan of %zu bytes", sizeof *plan);
@@ -209,7 +212,10 @@ tsr_status run(void *state, void *opaque, const tsr_args *args, tsr_reason *reas
     workspace = lent;
   }
   if (status != TSR_STATUS_SUCCESS) return status;
-  if (!launch_forward(plan, *args, workspace, reason)) status = TSR_STATUS_DEVICE_ERROR;
+  const bool done = plan.row->family == Family::kBackward
+                        ? backward_launch(plan, *args, workspace, reason)
+                        : launch_forward(plan, *args, workspace, reason);
+  if (!done) status = TSR_STATUS_DEVICE_ERROR;
   if (lent) runtime_release(plan.device, lent, args->stream);
   return status;
 }

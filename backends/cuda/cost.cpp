@@ -15,10 +15,11 @@ namespace {
 
 constexpr double kLaunchSeconds = 3e-6;
 constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split row
-constexpr double kBlockCycles = 3000;     // start, load of Q, epilogue
+constexpr double kBlockCycles = 2500;     // start and end of a block, without what it loads and stores
 constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
-constexpr double kBandFraction = 0.85;    // of the memory's bandwidth
+constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
+constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
@@ -29,8 +30,7 @@ double ceil_div(double a, double b) { return ceil(a / b); }
 
 // Blocks that a multiprocessor holds at once. Registers per thread are not known here: kernels of 4
 // warps are compiled for two blocks, wider ones use what there is.
-double resident(const DeviceFacts &facts, const Row &row) {
-  const Entry &e = row.entry[kEntryMain];
+double resident(const DeviceFacts &facts, const Entry &e) {
   const double shared = static_cast<double>(e.shared_bytes) + 1024;
   double blocks = floor(static_cast<double>(facts.shared_per_processor) / shared);
   blocks = fmin(blocks, floor(static_cast<double>(facts.registers_per_processor) / (e.threads * 224.0)));
@@ -49,6 +49,12 @@ double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
   const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
   const double hidden = together >= 2 ? 0.7 : 0.35;
   return longest + (1 - hidden) * (products + steps + loads - longest);
+}
+
+// Cycles of a block without its key tiles: its start, Q in, O out.
+double block_cycles(const Row &row) {
+  return kBlockCycles + static_cast<double>(row.tile_q) * (row.dim_qk + row.dim_v) *
+                            tsri_dtype_bytes(row.dtype) / kFillBytes;
 }
 
 double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dtype)) / 8; }
@@ -142,25 +148,117 @@ double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved
   if (cut.blocks == 0) return 0;
   const double blocks = static_cast<double>(cut.blocks);
   const double each = ceil_div(blocks, facts.processors);
-  const double together = fmin(each, resident(facts, row));
+  const double together = fmin(each, resident(facts, row.entry[kEntryMain]));
   const double tile = tile_cycles(facts, row, together);
-  double mean = kBlockCycles + visits.mean * tile, most = kBlockCycles + visits.most * tile;
+  const double fixed = block_cycles(row);
+  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile, asking = blocks;
   if (cut.splits) {
     const double part = static_cast<double>(cut.part_keys) / row.tile_k;
     const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
-    most = kBlockCycles + fmin(part, visits.mean) * tile;
+    most = fixed + fmin(part, visits.mean) * tile;
+    asking *= busy / cut.splits;
     mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
   }
   // Every multiprocessor gets its share of blocks; the longest may come last.
   double cycles = fmax(blocks / facts.processors, 1) * mean + (each - blocks / facts.processors) * mean / each;
   if (each <= together) cycles = fmax(cycles, each * mean);
   cycles += most - mean;
-  double seconds = fmax(cycles / facts.clock,
-                        cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction));
+  const double band = facts.bandwidth * kBandFraction *
+                      fmin(1, asking / (kBandBusy * static_cast<double>(facts.processors)));
+  double seconds =
+      fmax(cycles / facts.clock, cost_bytes(facts, row, problem, visits, cut) / band);
   seconds += kLaunchSeconds;
   if (cut.splits > 1)
     seconds += kZeroSeconds + (kMergeCycles + cut.splits * static_cast<double>(problem.p.dim_v)) / facts.clock;
   return seconds;
+}
+
+namespace {
+
+// One launch of a backward row: blocks that each go through `pairs` pairs of tiles of q x k, making the
+// scores and dP, then `columns` columns of gradients from them.
+struct PairPass {
+  const Entry &entry;
+  double blocks, pairs;
+  double q, k, columns;
+};
+
+double pass_cycles(const DeviceFacts &facts, const Row &row, const PairPass &pass,
+                          double moved_rows) {
+  if (pass.blocks == 0) return 0;
+  const double scores = pass.q * pass.k, dims = row.dim_qk + row.dim_v;
+  const double products =
+      2 * scores * (dims + pass.columns) / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
+  const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
+  const double loads = moved_rows * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
+  const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
+  const double each = ceil_div(pass.blocks, facts.processors);
+  const double together = fmin(each, resident(facts, pass.entry));
+  const double hidden = together >= 2 ? 0.7 : 0.35;
+  const double tile = longest + (1 - hidden) * (products + steps + loads - longest);
+  const double block = kBlockCycles + pass.pairs * tile;
+  const double share = pass.blocks / facts.processors;
+  double cycles = fmax(share, 1) * block + (each - share) * block / each;
+  if (each <= together) cycles = fmax(cycles, each * block);
+  return cycles;
+}
+
+} // namespace
+
+double backward_flops(const tsr_resolved &problem, const Visits &visits) {
+  const tsr_problem &p = problem.p;
+  return 2 * static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * visits.pairs *
+         static_cast<double>(3 * p.dim_qk + 2 * p.dim_v);
+}
+
+// Every tensor once, statistics and sums as often as passes touch them.
+double backward_bytes(const tsr_resolved &problem, const Visits &visits, const BackwardCut &cut) {
+  const tsr_problem &p = problem.p;
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * visits.queries;
+  const double keys = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) * visits.keys;
+  const double dqk = static_cast<double>(p.dim_qk), dv = static_cast<double>(p.dim_v);
+  double bytes = rows * (dqk * (bytes_of(p.q.dtype) + bytes_of(p.dq.dtype)) +
+                         dv * (bytes_of(p.o.dtype) + 2 * bytes_of(p.dout.dtype)) + 2 * 16) +
+                 keys * (dqk * (bytes_of(p.k.dtype) + bytes_of(p.dk.dtype)) +
+                         dv * (bytes_of(p.v.dtype) + bytes_of(p.dv.dtype)));
+  if (cut.sums) bytes += 4 * 4.0 * rows * cut.dq_columns;
+  if (cut.converts) bytes += 2 * rows * dv * bytes_of(p.q.dtype);
+  const double slices = (p.bias.stride[0] ? static_cast<double>(p.batch) : 1) *
+                        (p.bias.stride[1] ? static_cast<double>(p.heads_q) : 1);
+  bytes += slices * visits.pairs * (bytes_of(p.bias.dtype) + bytes_of(p.dbias.dtype));
+  return bytes;
+}
+
+double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                        const Visits &visits, const BackwardCut &cut) {
+  const tsr_problem &p = problem.p;
+  const BackwardTiles &t = row.backward;
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
+  // Pairs of tiles of all heads; the tiles of other passes have the same area more or less.
+  const double area = rows * visits.mean * ceil_div(visits.queries, row.tile_q) * row.tile_q *
+                      row.tile_k;
+  const auto pass = [area](const Entry &e, int64_t blocks, int64_t chunks, double q, double k,
+                           double columns) {
+    const double n = static_cast<double>(blocks), c = static_cast<double>(chunks);
+    return PairPass{e, n, area / (q * k) * c / fmax(n, 1), q, k, columns};
+  };
+  const double key_columns = 2.0 * t.chunk_qk - (cut.sums ? 0 : t.chunk_qk) + t.chunk_v;
+  double cycles = pass_cycles(facts, row,
+                              pass(row.entry[kEntryMain], cut.keys.blocks, cut.keys.chunks,
+                                   row.tile_q, row.tile_k, key_columns),
+                              row.tile_q);
+  cycles += pass_cycles(facts, row,
+                        pass(row.entry[kEntryDq], cut.queries.blocks, cut.queries.chunks, t.query_q,
+                             t.query_k, t.query_chunk),
+                        t.query_k);
+  cycles += pass_cycles(facts, row,
+                        pass(row.entry[kEntryBias], cut.bias_blocks, 1, t.query_q, t.query_k, 0),
+                        t.query_k);
+  const double launches = 1 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
+                          (cut.bias_blocks > 0) + cut.sums + cut.converts + (p.dsink != 0);
+  return fmax(cycles / facts.clock,
+              backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +
+         launches * kLaunchSeconds;
 }
 
 } // namespace cuda

@@ -33,6 +33,12 @@ double cost_flops(const tsr_resolved &problem, const Visits &visits);
 double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
                   const Visits &visits, const Cut &cut);
 
+// The same of a backward row.
+double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                        const Visits &visits, const BackwardCut &cut);
+double backward_flops(const tsr_resolved &problem, const Visits &visits);
+double backward_bytes(const tsr_resolved &problem, const Visits &visits, const BackwardCut &cut);
+
 } // namespace cuda
 } // namespace tessera
 

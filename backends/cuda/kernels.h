@@ -17,7 +17,7 @@ namespace cuda {
 enum class Family : int32_t {
   kForward,  // one block per query tile: ForwardArgs
   kSplit,    // short queries, keys cut over blocks: SplitArgs
-  kBackward, // the entries of BackwardEntry
+  kBackward, // several passes: BackwardArgs
 };
 
 // A device function: what the runtime launches. On the device `function` is the host-side handle of a
@@ -29,7 +29,17 @@ struct Entry {
   uint32_t shared_bytes;
 };
 
-enum { kEntryMain = 0, kEntryCount = 8 };
+// Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryDq makes dQ by
+// itself, without sums; kEntryBias makes dBias and exists in `any` rows. What does not depend on the row
+// is in backward_rows.cu.
+enum { kEntryMain = 0, kEntryDq = 1, kEntryBias = 2, kEntryCount = 3 };
+
+// The tiles of a backward row beyond tile_q x tile_k of kEntryMain.
+struct BackwardTiles {
+  int32_t chunk_qk, chunk_v;    // kEntryMain: columns of dK (and dQ), and of dV, per block
+  int32_t query_q, query_k;     // kEntryDq and kEntryBias
+  int32_t query_chunk;          // kEntryDq: columns of dQ per block
+};
 
 struct Row {
   const char *name; // op_dtype_dTIER_mask__arch_QxK
@@ -37,13 +47,15 @@ struct Row {
   Family family;
   tsr_dtype dtype; // of Q, K and V
   int32_t dim_qk;  // largest Dqk
-  int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks
+  int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks. Backward: largest Dv
   int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
                    // stride; 1: every feature and stride
+  int32_t paged;   // 1: K and V may be paged
   int32_t arch;    // least compute capability, 80 for 8.0
   int32_t tile_q, tile_k;
   int32_t stages;
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
+  BackwardTiles backward;   // zeros in other families
 };
 
 // The index-th row of kernels.def; nullptr past the last one.

@@ -56,11 +56,16 @@ int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut 
   return ws.used;
 }
 
+bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
+                     size_t args_size, void *stream, tsr_reason *why) {
+  const Launch launch = {entry.function, blocks,    entry.threads, entry.shared_bytes,
+                         args,           args_size, stream};
+  return runtime_launch(plan.device, launch, why);
+}
+
 bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
                   void *stream, tsr_reason *why) {
-  const Entry &e = plan.row->entry[entry];
-  const Launch launch = {e.function, blocks, e.threads, e.shared_bytes, args, args_size, stream};
-  return runtime_launch(plan.device, launch, why);
+  return launch_function(plan, plan.row->entry[entry], blocks, args, args_size, stream, why);
 }
 
 bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {

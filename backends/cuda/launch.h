@@ -28,7 +28,9 @@ void fill_call(const tsr_resolved &problem, const tsr_args &args, gpu::Call *cal
 // Bytes of workspace of a forward or split row; INT64_MAX: too many.
 int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut &cut);
 
-// Launches one entry of a row.
+// Launches a function, and one entry of a row.
+bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
+                     size_t args_size, void *stream, tsr_reason *why);
 bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
                   void *stream, tsr_reason *why);
 

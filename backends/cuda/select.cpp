@@ -4,13 +4,16 @@
 // its cost. Only what the problem says at plan time counts, never a length that is known at run time.
 #include "select.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "backward_plan.h"
 #include "common/dtype.h"
 #include "common/gpu/arguments.hpp"
+#include "common/score.h"
 #include "common/workspace.h"
 #include "cost.h"
 #include "launch.h"
@@ -24,7 +27,11 @@ constexpr uint32_t kEdgeFeatures =
     TSR_FEATURE_CAUSAL | TSR_FEATURE_WINDOW | TSR_FEATURE_PREFIX | TSR_FEATURE_SINK |
     TSR_FEATURE_GROUPED_HEADS | TSR_FEATURE_PACKED | TSR_FEATURE_USED_LENGTHS | TSR_FEATURE_PAGED |
     TSR_FEATURE_DETERMINISTIC | TSR_FEATURE_BATCH_INVARIANT;
-constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
+// dLSE and dSink are matters of the passes over rows, which all backward rows share.
+constexpr uint32_t kBackwardFeatures = TSR_FEATURE_DLSE | TSR_FEATURE_DSINK;
+constexpr uint32_t kBackwardAnyFeatures = TSR_FEATURE_DBIAS | TSR_FEATURE_ACCUMULATE;
+constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK |
+                                  TSR_FEATURE_BLOCK_MASK |
                                   TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
                                   TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
@@ -99,7 +106,11 @@ bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
 }
 
 bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why) {
-  const uint32_t unknown = problem.features & ~(row.any ? kAnyFeatures : kEdgeFeatures);
+  uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
+  if (row.family == Family::kBackward)
+    known |= kBackwardFeatures | (row.any ? kBackwardAnyFeatures : 0);
+  if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
+  const uint32_t unknown = problem.features & ~known;
   if (!unknown) return true;
   size_t used = 0;
   uint32_t named = 0;
@@ -119,11 +130,23 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (p.dim_qk > row.dim_qk)
     return refuse(why, "dim_qk is %lld; this kernel takes up to %d",
                   static_cast<long long>(p.dim_qk), static_cast<int>(row.dim_qk));
+  if (row.family == Family::kBackward && p.dim_v > row.dim_v)
+    return refuse(why, "dim_v is %lld; this kernel takes up to %d", static_cast<long long>(p.dim_v),
+                  static_cast<int>(row.dim_v));
   const int64_t longest = max64(max64(p.seq_q, p.seq_k), max64(p.total_q, p.total_k));
   if (longest > kMostRows)
     return refuse(why, "%lld rows; kernels here take up to %lld", static_cast<long long>(longest),
                   static_cast<long long>(kMostRows));
   return true;
+}
+
+// Edge rows fold scale log2 e into one factor of raw products.
+bool takes_scale(const tsr_problem &p, tsr_reason *why) {
+  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
+  const float unit = p.scale * static_cast<float>(TSRI_LOG2E);
+  if (p.scale == 0 || (unit >= FLT_MIN && unit <= FLT_MAX)) return true;
+  return refuse(why, "scale is %g; times log2 e it is no normal float32, which this kernel needs",
+                p.scale);
 }
 
 // What 16-byte accesses without a second way need.
@@ -133,16 +156,17 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
     const char *name;
     const tsr_layout *layout;
     int64_t columns;
-  } tensors[] = {{"q", &p.q, p.dim_qk}, {"k", &p.k, p.dim_qk}, {"v", &p.v, p.dim_v}};
+  } tensors[] = {{"q", &p.q, p.dim_qk},    {"k", &p.k, p.dim_qk},   {"v", &p.v, p.dim_v},
+                 {"dout", &p.dout, p.dim_v}, {"dq", &p.dq, p.dim_qk}, {"dk", &p.dk, p.dim_qk},
+                 {"dv", &p.dv, p.dim_v}};
   for (const auto &t : tensors)
-    if (!gpu::layout_is_vector(*t.layout, t.columns))
+    if (t.layout->dtype != TSR_DTYPE_NONE && !gpu::layout_is_vector(*t.layout, t.columns))
       return refuse(why,
                     "%s has rows that do not begin and end at multiples of 16 bytes (alignment %lld, "
                     "%lld columns)",
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
-  if (!(p.scale >= 0)) return refuse(why, "scale is %g; this kernel takes 0 or more", p.scale);
-  return true;
+  return takes_scale(p, why);
 }
 
 // Fails where the launch would not fit the device's numbering.
@@ -223,6 +247,16 @@ bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &
                   Choice *choice, tsr_reason *why) {
   const Visits visits = count_visits(row, problem);
   tsr_estimate *e = &choice->estimate;
+  e->tile_q = row.tile_q;
+  e->tile_k = row.tile_k;
+  if (row.family == Family::kBackward) {
+    const BackwardCut &cut = choice->cut.backward;
+    if (!backward_cut(row, problem.p, &choice->cut.backward, why)) return false;
+    e->seconds = backward_seconds(facts, row, problem, visits, cut);
+    e->flops = backward_flops(problem, visits);
+    e->bytes = backward_bytes(problem, visits, cut);
+    return true;
+  }
   if (row.family == Family::kSplit) {
     if (!cut_split(facts, row, problem, visits, &choice->cut, why)) return false;
   } else if (!cut_forward(row, problem.p, &choice->cut, why)) {
@@ -231,8 +265,6 @@ bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &
   e->seconds = cost_seconds(facts, row, problem, visits, choice->cut);
   e->flops = cost_flops(problem, visits);
   e->bytes = cost_bytes(facts, row, problem, visits, choice->cut);
-  e->tile_q = row.tile_q;
-  e->tile_k = row.tile_k;
   return true;
 }
 
@@ -246,7 +278,9 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
       !takes_layouts(row, problem.p, why))
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
-  const int64_t workspace = launch_workspace(row, problem, choice->cut);
+  const int64_t workspace = row.family == Family::kBackward
+                                ? backward_workspace(problem.p, choice->cut.backward)
+                                : launch_workspace(row, problem, choice->cut);
   if (workspace == INT64_MAX) return refuse(why, "needs more workspace than can be addressed");
   choice->estimate.workspace = static_cast<size_t>(workspace);
   if (problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT) {

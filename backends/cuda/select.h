@@ -22,15 +22,35 @@ constexpr int64_t kFixedPartKeys = 512;
 // What one launch can have.
 constexpr int64_t kMostBlocks = INT32_MAX;
 
+// Blocks of one launch of a backward row; 0: the launch is not needed.
+struct PassCut {
+  int64_t blocks;
+  int32_t tiles, chunks;
+};
+
+// The launches of a backward row, see backward_plan.h.
+struct BackwardCut {
+  int64_t rows;        // query rows of all heads
+  int64_t row_blocks;  // of the passes over them
+  PassCut keys;        // kEntryMain
+  PassCut queries;     // kEntryDq
+  int64_t bias_blocks; // kEntryBias
+  int32_t bias_tiles_q, bias_tiles_k;
+  int32_t dq_columns;  // of a row of float sums
+  bool sums;           // dQ comes from float sums
+  bool converts;       // dO is converted first
+};
+
 // How a row's work on a problem is cut. Fields of other families are 0.
 struct Cut {
-  int64_t blocks;    // 0: nothing to do
+  int64_t blocks;    // 0: nothing to do; not of backward
   int32_t tiles;     // forward: query tiles per slot, packed: of all slots
   int32_t row_tiles; // split: tiles of group x queries
   int32_t splits;    // split: parts of the keys of a sequence
   int32_t chunks;    // column chunks of Dv
   int64_t part_keys; // split: keys of a part
   int64_t units;     // split: [B, Hkv, row_tiles]
+  BackwardCut backward;
 };
 
 struct Choice {

@@ -10,7 +10,7 @@
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
 //   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
-//   prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
+//   convert, prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
 //   dSink      query head
 #ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 #define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
@@ -97,10 +97,17 @@ struct BackwardArgs {
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
-  float *dq_sum;  // [B, Hq, Sq, dq_columns] zero before, or NULL: dQ is not wanted from this kernel
-  int32_t dq_columns; // a multiple of the columns that a block makes
+  float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
+  int32_t dq_columns; // columns that a block makes: the row's kChunkQk
+  int32_t dq_chunks;  // ceil(Dqk / dq_columns)
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
+};
+
+struct BackwardConvertArgs {
+  Call call;
+  void *to; // rows of Dv elements
+  tsr_dtype dtype;
 };
 
 } // namespace gpu

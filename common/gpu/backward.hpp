@@ -7,9 +7,11 @@
 //   S^T = K Q^T    P = 2^(unit S - LSE2)    dP^T = V dO^T    dS = P (dP - delta)
 //   dV += P^T dO   dK += dS^T Q             dQ += dS K, added into float sums shared by all blocks
 //
-// Five products per pair of tiles. P and dS go through shared memory, because the waves that make them
-// (keys x queries) are not those that use them (keys x columns, queries x columns). Without dq_sum the
-// last product is left out: then BackwardQ makes dQ, and nothing depends on the order of additions.
+// Five products per pair of tiles. dS goes through shared memory, because the waves that make it (keys x
+// queries) are not those that use it for dQ (queries x columns); that product is made one tile later, so
+// that one barrier per tile is enough. Where several waves share keys (kOtherWaves > 1) they exchange P
+// and dS through shared memory too, with a barrier among themselves. Without dq_sum the last product is
+// left out: then BackwardQ makes dQ, and nothing depends on the order of additions.
 #ifndef TESSERA_COMMON_GPU_BACKWARD_HPP_
 #define TESSERA_COMMON_GPU_BACKWARD_HPP_
 
@@ -43,6 +45,8 @@ struct Backward {
   static constexpr int kOutV = kChunkV / (kOtherWaves * 16);    // and of dV
   static constexpr int kFreeQ = kTileQ / (kQueryWaves * U::kFree);
   static constexpr int kOutQ = kChunkQk / (kColumnWaves * 16);
+  // A wave that has all columns of its keys uses the P and dS it made from registers.
+  static constexpr bool kDirect = kOtherWaves == 1;
   using TileK = Tile<E, kTileK, kDqk>;
   using TileV = Tile<E, kTileK, kDv>;
   using TileQ = Tile<E, kTileQ, kDqk>;
@@ -58,6 +62,9 @@ struct Backward {
     RowSource q, dout; // of the current query head
     ScoreTerms terms;  // likewise
     int64_t stats;     // row of stats of the sequence's query 0, current head
+    int64_t sum_row[2]; // of query tiles whose dS waits for its product: row of dq_sum, and
+    int32_t sum_rows[2]; // how many of its queries are used
+    int32_t begin, count; // query tiles that see the keys
   };
   static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kK = ceil_div(kStats + kStages * kTileQ * sizeof(RowStat), 1024) * 1024;
@@ -65,8 +72,8 @@ struct Backward {
   static constexpr uint32_t kQ = kV + TileV::kBytes;
   static constexpr uint32_t kO = kQ + kStages * TileQ::kBytes;
   static constexpr uint32_t kP = kO + kStages * TileO::kBytes;
-  static constexpr uint32_t kS = kP + TileP::kBytes;
-  static constexpr uint32_t kEnd = kS + TileP::kBytes;
+  static constexpr uint32_t kS = kP + (kDirect ? 0 : TileP::kBytes);
+  static constexpr uint32_t kEnd = kS + 2 * TileP::kBytes;
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kK + max_of(OutK::kBytes, OutV::kBytes));
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
@@ -135,6 +142,19 @@ struct Backward {
         }
   }
 
+  // The same with P^T from registers: queries from `row` of the tile on.
+  template <int kOut, class TZ>
+  TSRI_DEVICE_MEMBER void accumulate_direct(typename U::Acc (&out)[kFree][kOut], const Scores &s,
+                                            uint32_t z, int row) {
+    constexpr int steps = U::kCon / U::kApplyStep;
+    apply_product<U, TZ, kGroup * steps, false>(
+        out, U::template z_offset<TZ::kRowBytes>(z + static_cast<uint32_t>(row * TZ::kRowBytes)),
+        [&s](typename U::P(&a)[kFree], int step) {
+          TSRI_UNROLL
+          for (int f = 0; f < kFree; ++f) U::to_operand(a[f], s[f][step / steps], step % steps);
+        });
+  }
+
   // out[key][column] += P^T Z, Z of queries.
   template <int kOut, class TZ>
   TSRI_DEVICE_MEMBER void accumulate(typename U::Acc (&out)[kFree][kOut], uint32_t p, uint32_t z) {
@@ -151,13 +171,13 @@ struct Backward {
   }
 
   // dq_sum += dS K for the tile's queries. rows: of queries that are used.
-  TSRI_DEVICE_MEMBER void add_queries(float *sum, int row_stride, int rows,
+  TSRI_DEVICE_MEMBER void add_queries(float *sum, uint32_t s_tile, int rows,
                                       uint32_t column_bytes) {
     typename U::Acc out[kFreeQ][kOutQ];
     const int row = wave() / kColumnWaves * kFreeQ * U::kFree;
     const int tile = wave() % kColumnWaves * kOutQ;
     const typename U::ApplyTOffset s_offset =
-        U::template apply_transposed_offset<TileP::kRowBytes>(kS, row);
+        U::template apply_transposed_offset<TileP::kRowBytes>(s_tile, row);
     const typename U::ZOffset k_offset =
         U::template z_offset<TileK::kRowBytes>(kK + column_bytes, tile);
     clear<U>(out);
@@ -167,28 +187,30 @@ struct Backward {
           for (int f = 0; f < kFreeQ; ++f)
             U::template load_apply_transposed<TileP::kRowBytes>(a[f], s_offset, f * U::kFree, step);
         });
+    // Rows of sums have a constant length, so that one address serves all additions of a lane: the
+    // addition reads its address late, and a second one in the same register would wait for it.
+    float *const to = sum + (row + U::free_of(0)) * kChunkQk + tile * 16 + U::con_lane();
     TSRI_UNROLL
     for (int f = 0; f < kFreeQ; ++f)
       TSRI_UNROLL
       for (int slot = 0; slot < U::kRows; ++slot) {
-        const int r = row + f * U::kFree + U::free_of(slot);
-        if (r >= rows) continue;
-        float *to = sum + r * row_stride + tile * 16 + U::con_lane();
+        const int down = f * U::kFree + U::free_of(slot) - U::free_of(0);
+        if (row + U::free_of(0) + down >= rows) continue;
         TSRI_UNROLL
         for (int o = 0; o < kOutQ; ++o)
           TSRI_UNROLL
           for (int e = 0; e < U::kElements; e += 2)
             if (U::slot(e) == slot)
-              atomic_add_pair(to + o * U::kCon + U::con_element(e), out[f][o].x[e],
-                              out[f][o].x[e + 1]);
+              atomic_add_pair(to + down * kChunkQk + o * U::kCon + U::con_element(e),
+                              out[f][o].x[e], out[f][o].x[e + 1]);
       }
   }
 
   // Copies of query tile i0 of the current head into a stage.
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int stage, int32_t i0) {
-    load_tile<E, TileQ, kThreads, kAny>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
+    load_tile<E, TileQ, kThreads, kAny, false>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
                                         fresh_thread_index());
-    load_tile<E, TileO, kThreads, kAny>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
+    load_tile<E, TileO, kThreads, kAny, false>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
                                         fresh_thread_index());
     load_stats<kTileQ, kThreads>(kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat)),
                                  args.stats + shared.stats, i0,
@@ -283,61 +305,75 @@ struct Backward {
         key0, 0);
     load_queries(args, shared, 0, begin * kTileQ);
     copy_commit();
-    const int32_t count = end - begin;
-    const int32_t total = count * args.call.group;
+    if (thread_index() == 0) {
+      shared.begin = begin;
+      shared.count = end - begin;
+    }
+    const int32_t total = (end - begin) * args.call.group;
     TSRI_NO_UNROLL
-    for (int32_t n = 0, t = 0, head = 0; n < total; ++n) {
-      const int32_t i0 = (begin + t) * kTileQ;
-      const int stage = kStages > 1 ? n % kStages : 0;
-      const uint32_t stats = kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat));
-      const uint32_t q_tile = kQ + stage * TileQ::kBytes, o_tile = kO + stage * TileO::kBytes;
-      const int64_t stat = shared.stats + i0;
+    for (int32_t n = 0; n < total; ++n) {
       copy_wait<0>();
-      sync_block();
-      const bool last = ++t == count;
-      if (last) {
-        t = 0;
-        ++head;
+      sync_block(); // this tile has arrived; everybody is done with the one before
+      // Head and tile follow from n: only one number is kept in a register across the products.
+      const int32_t count = shared.count;
+      const int32_t i0 = (shared.begin + n % count) * kTileQ;
+      const int32_t head = (n + 1) / count, t = (n + 1) % count; // of the next tile
+      const bool last = t == 0;
+      const int stage = kStages > 1 ? n % kStages : 0;
+      if (thread_index() == 0) {
+        shared.sum_row[n % 2] = shared.stats + i0;
+        shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
       }
-      if (last && n + 1 < total && args.call.group > 1) {
-        // The next tile is of the next head. Its terms replace this head's, which kAny still needs:
-        // there the head changes after the scores.
-        if (!kAny && thread_index() == 0)
-          take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
-        if (!kAny) sync_block();
-      }
-      const bool prefetch = kStages > 1 && n + 1 < total && !(kAny && last);
-      if (prefetch) {
-        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+      // The next tile may be of the next head. Its terms would replace this head's, which kAny still
+      // needs: there the head changes after the scores.
+      const bool late = (kAny && last) || kStages == 1;
+      if (!late && n + 1 < total) {
+        if (last) {
+          if (thread_index() == 0)
+            take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
+          sync_block();
+        }
+        load_queries(args, shared, (n + 1) % kStages, (shared.begin + t) * kTileQ);
         copy_commit();
       }
-      score_tile(args, shared, stats, q_tile, o_tile, key0, i0);
-      sync_block(); // P and dS are complete
-      if (kAny && last && n + 1 < total) {
-        if (thread_index() == 0)
-          take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
-        sync_block();
-      }
-      const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
-      const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-      if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-      if (k_bytes < TileK::kRowBytes) {
-        accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
-        if (args.dq_sum)
-          add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
-                      static_cast<int32_t>(shared.rule.sq) - i0, k_bytes);
-      }
-      if (!prefetch && n + 1 < total) {
-        if (kStages == 1) sync_block(); // the stage has been read by all
-        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
+      make_keys(args, shared, stage, n % 2, chunk, key0, i0, dk, dv);
+      if (n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
+      if (late && n + 1 < total) {
+        sync_block(); // the scores are made, the stage has been read by all
+        const int32_t again = shared.count;
+        if ((n + 1) % again == 0) {
+          if (thread_index() == 0)
+            take_head(args, shared,
+                      g * static_cast<uint32_t>(args.call.group) + (n + 1) / again);
+          sync_block();
+        }
+        load_queries(args, shared, (n + 1) % kStages, (shared.begin + (n + 1) % again) * kTileQ);
         copy_commit();
       }
     }
+    sync_block();
+    make_queries(args, shared, (total - 1) % 2, chunk);
   }
 
-  // Scores of one query tile and what becomes of them, left in shared memory as P and dS.
-  TSRI_DEVICE_MEMBER void score_tile(const Args &args, const Shared &shared, uint32_t stats,
-                                     uint32_t q_tile, uint32_t o_tile, int32_t key0, int32_t i0) {
+  // dQ of a tile whose dS is complete in buffer `slot`.
+  TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
+    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
+    if (args.dq_sum && k_bytes < TileK::kRowBytes)
+      add_queries(args.dq_sum +
+                      (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,
+                  kS + slot * TileP::kBytes, shared.sum_rows[slot], k_bytes);
+  }
+
+  // dK and dV from one query tile; its dS is left in buffer `slot`.
+  TSRI_DEVICE_MEMBER void make_keys(const Args &args, const Shared &shared, int stage, int slot,
+                                    int chunk, int32_t key0, int32_t i0,
+                                    typename U::Acc (&dk)[kFree][kOutK],
+                                    typename U::Acc (&dv)[kFree][kOutV]) {
+    const uint32_t stats = kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat));
+    const uint32_t q_tile = kQ + stage * TileQ::kBytes, o_tile = kO + stage * TileO::kBytes;
+    const uint32_t s_tile = kS + slot * TileP::kBytes;
+    const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
+    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
     // Read here: a register kept across the products of the loop is one too many.
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
@@ -352,7 +388,7 @@ struct Backward {
       const int last = smaller(sq - i0, row + kGroup * U::kCon);
       int tile_class = TSRI_TILE_SKIP;
       if (row < last && j1 > 0 && j0 < sk)
-        tile_class = stats_class(stats, row, last, prefix, larger(j0, 0), j1);
+        tile_class = uniform(stats_class(stats, row, last, prefix, larger(j0, 0), j1));
       if (tile_class != TSRI_TILE_SKIP) {
         multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile, row);
         multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile, row);
@@ -362,13 +398,23 @@ struct Backward {
         else
           differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
                                args.call.keep_scale);
+        if (kDirect) {
+          if (v_bytes < TileV::kRowBytes)
+            accumulate_direct<kOutV, TileO>(dv, s, o_tile + v_bytes, row);
+          if (k_bytes < TileK::kRowBytes)
+            accumulate_direct<kOutK, TileQ>(dk, dp, q_tile + k_bytes, row);
+        }
       } else {
         clear<U>(s);
         clear<U>(dp);
       }
-      store_scores(kP, s, row);
-      store_scores(kS, dp, row);
+      if (!kDirect) store_scores(kP, s, row);
+      if (!kDirect || args.dq_sum) store_scores(s_tile, dp, row);
     }
+    if (kDirect) return;
+    sync_group(1 + wave() / kOtherWaves, kOtherWaves * U::kWave);
+    if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+    if (k_bytes < TileK::kRowBytes) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
   }
 };
 

@@ -68,8 +68,8 @@ struct QueryTiles {
   }
 
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int32_t i0) {
-    load_tile<E, TileQ, kThreads, kAny>(kQ, shared.q, i0, 0);
-    load_tile<E, TileO, kThreads, kAny>(kO, shared.dout, i0, 0);
+    load_tile<E, TileQ, kThreads, kAny, false>(kQ, shared.q, i0, 0);
+    load_tile<E, TileO, kThreads, kAny, false>(kO, shared.dout, i0, 0);
     load_stats<kTileQ, kThreads>(kStats, args.stats + shared.stats, i0,
                                  static_cast<int32_t>(shared.sequence.q.len));
   }

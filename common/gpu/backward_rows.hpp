@@ -8,6 +8,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/element.hpp"
+#include "common/gpu/gradient.hpp"
 #include "common/gpu/platform.hpp"
 #include "common/gpu/score.hpp"
 
@@ -50,10 +51,6 @@ TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t 
   return r;
 }
 
-TSRI_DEVICE int64_t query_rows(const tsr_problem &p, const tsr_args &a) {
-  return a.cu_q ? p.heads_q * p.total_q : p.batch * p.heads_q * p.seq_q;
-}
-
 // Lanes that share a row: eight, so that a wave works on several rows at once and each lane moves 16
 // bytes of 64 to 128 of a row.
 constexpr int kRowLanes = 8;
@@ -80,8 +77,10 @@ struct BackwardPrepare {
       if (n >= rows) continue;
       if (lane == 0) args.stats[n] = stat;
       if (!args.dq_sum) continue;
-      Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + n * args.dq_columns);
-      for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
+      for (int chunk = 0; chunk < args.dq_chunks; ++chunk) {
+        Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + (chunk * rows + n) * args.dq_columns);
+        for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
+      }
     }
   }
 
@@ -148,6 +147,37 @@ struct BackwardPrepare {
   }
 };
 
+// dO in the element type of the products, where the caller has it in float32: [B, Hq, Sq, Dv] without
+// gaps, packed [Hq, total_q, Dv]. Rows that are in no used part are left as they are: nobody reads them.
+template <int kWave>
+struct BackwardConvert {
+  using Args = BackwardConvertArgs;
+  static constexpr int kThreads = 128, kMinBlocks = 1;
+  static constexpr uint32_t kSharedBytes = 0;
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const int lane = thread_index() % kRowLanes;
+    constexpr int rows_each = kThreads / kRowLanes;
+    const int64_t rows = query_rows(p, args.call.a);
+    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
+    for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
+         n < rows; n += step) {
+      const QueryRow r = query_row(p, args.call.a, n);
+      if (r.b < 0 || !is_used(p, args.call.a, r)) continue;
+      const int64_t from = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
+      for (int64_t c = lane; c < p.dim_v; c += kRowLanes)
+        store_element(args.dtype, args.to, n * p.dim_v + c,
+                      load_element(p.dout.dtype, args.call.a.dout, from + c * p.dout.stride[3]));
+    }
+  }
+
+  TSRI_DEVICE_MEMBER bool is_used(const tsr_problem &p, const tsr_args &a, const QueryRow &r) {
+    const tsri_span q = tsri_sequence_of(&p, &a, r.b).q;
+    return r.row >= q.begin && r.row < q.begin + q.len;
+  }
+};
+
 // dQ from its float sums: used rows, and zeros in the rest of every slot.
 template <int kWave>
 struct BackwardFinish {
@@ -164,20 +194,24 @@ struct BackwardFinish {
     for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
          n < rows; n += step) {
       const QueryRow r = query_row(p, args.call.a, n);
-      if (r.b >= 0) finish_row(args, r, args.dq_sum + n * args.dq_columns, lane,
-                               args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f);
+      if (r.b < 0) continue;
+      const float factor = args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f;
+      for (int chunk = 0; chunk < args.dq_chunks; ++chunk)
+        finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, factor,
+                   chunk * args.dq_columns);
     }
   }
 
-  // sum is 0 where factor is: nobody adds to an unused row.
+  // Columns of one chunk. sum is 0 where factor is: nobody adds to an unused row.
   TSRI_DEVICE_MEMBER void finish_row(const Args &args, const QueryRow &r, const float *sum, int lane,
-                                     float factor) {
+                                     float factor, int column) {
     const tsr_problem &p = args.call.p;
     void *dq = args.call.a.dq;
-    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row);
+    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row) + column * p.dq.stride[3];
+    const int columns = smaller(static_cast<int>(p.dim_qk) - column, args.dq_columns);
     const bool add = p.accumulate & TSR_ACCUMULATE_DQ;
     if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
-      for (int c = lane; c < p.dim_qk; c += kRowLanes) {
+      for (int c = lane; c < columns; c += kRowLanes) {
         const int64_t at = to + c * p.dq.stride[3];
         const float x = factor * sum[c];
         store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + x : x);
@@ -185,7 +219,7 @@ struct BackwardFinish {
       return;
     }
     uint16_t *row = static_cast<uint16_t *>(dq) + to;
-    for (int c = lane * 8; c < p.dim_qk; c += kRowLanes * 8) {
+    for (int c = lane * 8; c < columns; c += kRowLanes * 8) {
       const Chunk a = *reinterpret_cast<const Chunk *>(sum + c);
       const Chunk b = *reinterpret_cast<const Chunk *>(sum + c + 4);
       Chunk y;

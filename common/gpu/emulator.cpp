@@ -34,6 +34,7 @@ struct Lane {
   context::fcontext_t fiber;
   State state;
   const char *what;
+  int barrier, expected; // of kBarrier
   uint32_t meetings; // so far: the parity picks the slots
   int group;         // copy groups committed so far
   int copies;
@@ -104,11 +105,29 @@ bool release_wave(Launch *launch, int first) {
   return true;
 }
 
-bool release_block(Launch *launch) {
-  for (int i = 0; i < launch->threads; ++i)
-    if (launch->lane[i].state != State::kBarrier) return false;
-  for (int i = 0; i < launch->threads; ++i) launch->lane[i].state = State::kReady;
-  return true;
+// Lets a barrier go on when as many threads wait at it as it is for: the whole block's (barrier 0), or
+// one of a part of it.
+bool release_barrier(Launch *launch) {
+  for (int first = 0; first < launch->threads; ++first) {
+    const Lane &one = launch->lane[first];
+    if (one.state != State::kBarrier) continue;
+    int waiting = 0;
+    for (int i = 0; i < launch->threads; ++i) {
+      const Lane &other = launch->lane[i];
+      if (other.state != State::kBarrier || other.barrier != one.barrier) continue;
+      if (other.expected != one.expected)
+        complain("block %lld: threads %d and %d wait at barrier %d for %d and %d threads",
+                 (long long)launch->view.block, first, i, one.barrier, one.expected, other.expected);
+      ++waiting;
+    }
+    if (waiting < one.expected) continue;
+    const int barrier = one.barrier;
+    for (int i = 0; i < launch->threads; ++i)
+      if (launch->lane[i].state == State::kBarrier && launch->lane[i].barrier == barrier)
+        launch->lane[i].state = State::kReady;
+    return true;
+  }
+  return false;
 }
 
 int count(const Launch *launch, State state) {
@@ -142,7 +161,7 @@ void run_block(Launch *launch) {
       if (launch->failed) return;
     }
     if (count(launch, State::kDone) == launch->threads) return;
-    if (release_block(launch)) continue;
+    if (release_barrier(launch)) continue;
     if (!moved) {
       complain("block %lld: %d threads ended, %d wait at a barrier, %d in a meeting: nobody can go on",
                (long long)launch->view.block, count(launch, State::kDone),
@@ -198,7 +217,14 @@ void emulated_fail(const char *what) {
   complain("block %lld thread %d: %s", (long long)running->view.block, running->current, what);
 }
 
-void emulated_sync_block() { give_way(State::kBarrier); }
+void emulated_sync_group(int id, int threads) {
+  Lane *me = &running->lane[running->current];
+  me->barrier = id;
+  me->expected = threads;
+  give_way(State::kBarrier);
+}
+
+void emulated_sync_block() { emulated_sync_group(0, running->threads); }
 
 const unsigned char *emulated_meet(const char *what, const void *mine, size_t bytes) {
   Launch *launch = running;

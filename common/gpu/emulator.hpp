@@ -32,6 +32,8 @@ struct EmulatedThread {
 };
 const EmulatedThread &emulated_thread();
 void emulated_sync_block();
+// Barrier of `threads` threads that name the same id, not 0.
+void emulated_sync_group(int id, int threads);
 void emulated_fail(const char *what); // the launch ends with this reason
 
 // Meeting of a wave: contributes bytes (at most kEmulatedSlot) and returns the contributions of all

@@ -22,7 +22,8 @@
 namespace tessera {
 namespace gpu {
 
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny>
+template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
+          bool kPaged = true>
 struct Forward {
   using E = typename U::Element;
   using Args = ForwardArgs;
@@ -38,7 +39,7 @@ struct Forward {
   using TileK = Tile<E, kTileK, kDqk>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
-  static constexpr bool kKeepQ = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
+  static constexpr bool kKeepQ = !U::kSplits && kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
 
   struct Shared { // at the front of shared memory
     tsri_sequence sequence;
@@ -174,12 +175,18 @@ struct Forward {
 
   // out += P V of one tile.
   TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile) {
-    apply_product<U, TileV, kCon * kApply, false>(
-        state.out, U::template z_offset<TileV::kRowBytes>(v_tile),
-        [&s](typename U::P(&p)[kFree], int step) {
-          TSRI_UNROLL
-          for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
-        });
+    const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(v_tile);
+    const auto load = [&s](typename U::P(&p)[kFree], int step) {
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
+    };
+    if constexpr (U::kSplits) {
+      const uint32_t left_out =
+          apply_product_split<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
+      if (left_out) recheck_values<U, TileV>(state.out, s, v_tile, left_out);
+    } else {
+      apply_product<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
+    }
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
@@ -242,10 +249,10 @@ struct Forward {
     const ScoreTerms &terms = shared.terms;
 
     if (tiles.count > 0) {
-      load_tile<E, TileQ, kThreads, kAny>(kQ, q, i0, 0);
-      load_tile<E, TileK, kThreads, kAny>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
+      load_tile<E, TileQ, kThreads, kAny, false>(kQ, q, i0, 0);
+      load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
       if (kStages > 1)
-        load_tile<E, TileV, kThreads, kAny>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
+        load_tile<E, TileV, kThreads, kAny, kPaged>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
       copy_commit();
     }
     const uint32_t q_offset =
@@ -262,7 +269,7 @@ struct Forward {
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
       if (kStages == 1) {
-        load_tile<E, TileV, kThreads, kAny>(v_tile, v, key0, column);
+        load_tile<E, TileV, kThreads, kAny, kPaged>(v_tile, v, key0, column);
         copy_commit();
         copy_wait<1>();
         sync_block();
@@ -271,8 +278,8 @@ struct Forward {
         sync_block();
         if (n_tile + 1 < tiles.count) {
           const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_tile<E, TileK, kThreads, kAny>(kK + other * TileK::kBytes, k, next, 0);
-          load_tile<E, TileV, kThreads, kAny>(kV + other * TileV::kBytes, v, next, column);
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK + other * TileK::kBytes, k, next, 0);
+          load_tile<E, TileV, kThreads, kAny, kPaged>(kV + other * TileV::kBytes, v, next, column);
         }
         copy_commit();
       }
@@ -299,7 +306,7 @@ struct Forward {
       if (kStages == 1) {
         sync_block(); // K has been read by all
         if (n_tile + 1 < tiles.count)
-          load_tile<E, TileK, kThreads, kAny>(kK, k, next, 0);
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, next, 0);
         copy_commit();
       }
       if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
@@ -316,6 +323,12 @@ struct Forward {
     copy_wait<0>();
     sync_block(); // the tiles' memory becomes the output's
     finish(args.call, state, b, h, column, row0, i0, unit);
+  }
+
+  // The maximum of a row from what the recurrence kept of it, which is not a NaN: a NaN score made the sum
+  // one. (The maximum +inf does too.)
+  TSRI_DEVICE_MEMBER float max_logit_of(float m, float l) {
+    return l != l && m != infinity() ? l : m;
   }
 
   // The sink, the division, LSE and the row maximum; then O through shared memory.
@@ -359,7 +372,7 @@ struct Forward {
           }
       if (column == 0 && row < rows && U::leads_row())
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,
-                          used ? state.m[r] * natural : -infinity());
+                          used ? max_logit_of(state.m[r], l) * natural : -infinity());
     }
     store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
         state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,

@@ -21,6 +21,11 @@ TSRI_DEVICE int64_t stat_row(const tsr_problem &p, const tsr_args &a, const tsri
   return (a.cu_q ? h * p.total_q : (b * p.heads_q + h) * p.seq_q) + q.begin;
 }
 
+// Rows of stats and of a chunk of dq_sum.
+TSRI_DEVICE int64_t query_rows(const tsr_problem &p, const tsr_args &a) {
+  return a.cu_q ? p.heads_q * p.total_q : p.batch * p.heads_q * p.seq_q;
+}
+
 // Copies the stats of kRows queries from i0 on; rows beyond `length` become zeros: an empty band.
 template <int kRows, int kThreads>
 TSRI_DEVICE void load_stats(uint32_t offset, const RowStat *stats, int32_t i0, int32_t length) {
@@ -56,7 +61,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     }
     const float p = exp2_of(score_of(terms, dot, i, j) * unit - stat.lse2);
     bool keep = true;
-    if (terms.drops) keep = tsri_dropout_keep(terms.key, terms.threshold, terms.head, i, j);
+    if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;
     const float dp = terms.drops ? (keep ? y * keep_scale : 0.0f) : y;
     y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));

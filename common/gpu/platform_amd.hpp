@@ -64,6 +64,9 @@ TSRI_DEVICE void sync_block() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
+// There are no barriers of a part of a block: all waves call this equally often, so the whole block's
+// does.
+TSRI_DEVICE void sync_group(int, int) { sync_block(); }
 TSRI_DEVICE void sync_wave() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
   __builtin_amdgcn_wave_barrier();

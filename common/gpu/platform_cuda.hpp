@@ -40,6 +40,10 @@ TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
 TSRI_DEVICE uint32_t block_count() { return gridDim.x; }
 
 TSRI_DEVICE void sync_block() { __syncthreads(); }
+// Barrier of `threads` threads, whole waves, that name the same id, 1 to 15.
+TSRI_DEVICE void sync_group(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 TSRI_DEVICE void sync_wave() { __syncwarp(); }
 
 template <class T>

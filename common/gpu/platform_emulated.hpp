@@ -33,6 +33,7 @@ TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_threa
 TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }
 
 TSRI_DEVICE void sync_block() { emulated_sync_block(); }
+TSRI_DEVICE void sync_group(int id, int threads) { emulated_sync_group(id, threads); }
 TSRI_DEVICE void sync_wave() { emulated_meet("wave barrier", nullptr, 0); }
 
 template <class T>

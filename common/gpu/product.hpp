@@ -3,11 +3,13 @@
 // The two matrix products of a wave, over whatever the unit is made of: scores (operands from shared
 // memory or kept in registers) and apply (P from shared memory or registers, Z from shared memory).
 // Every operand is loaded one use before its turn, into the other half of a pair of registers, so that
-// the latency of shared memory passes under the products of the operand before it.
+// the latency of shared memory passes under the products of the operand before it. Units that split
+// numbers (U::kSplits) have products of their own, with fewer registers and with sums by tiles.
 #ifndef TESSERA_COMMON_GPU_PRODUCT_HPP_
 #define TESSERA_COMMON_GPU_PRODUCT_HPP_
 
 #include "common/gpu/platform.hpp"
+#include "common/gpu/recheck.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -22,15 +24,52 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
       for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
 }
 
+// score_product of a unit that splits numbers: loops over 128 bytes, where addresses move by constants,
+// stay loops, or the splitting would move ahead of everything else and registers run out.
+template <class U, class TX, class TY, int kDepth, int kFree, int kCon>
+TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
+                                     uint32_t y_offset) {
+  constexpr int per_line = 128 / (U::kStep * static_cast<int>(sizeof(typename U::Element)));
+  static_assert(kDepth % per_line == 0, "whole lines");
+  clear<U>(acc);
+  uint32_t x_line = x_offset, y_line = y_offset;
+  TSRI_NO_UNROLL
+  for (int line = 0; line < kDepth / per_line; ++line) {
+    TSRI_UNROLL
+    for (int t = 0; t < per_line; ++t) {
+      typename U::Free y[kFree];
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f)
+        U::template load_free<TY::kRowBytes>(y[f], y_line, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c) {
+        typename U::Con x;
+        U::template load_con<TX::kRowBytes>(x, x_line, c * U::kCon, t);
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], x, y[f]);
+      }
+    }
+    x_line += 128;
+    y_line += 128;
+  }
+  recheck_scores<U, TX, TY, kDepth * U::kStep>(
+      acc, x_offset - U::template con_offset<TX::kRowBytes>(0),
+      y_offset - U::template free_offset<TY::kRowBytes>(0));
+}
+
 // acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
 // are those of the wave's first row. kKeep: the free operands are in registers already.
 template <class U, class TX, class TY, int kDepth, bool kKeep, int kFree, int kCon>
 TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                uint32_t y_offset,
                                const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
+  if constexpr (U::kSplits) {
+    score_product_split<U, TX, TY, kDepth>(acc, x_offset, y_offset);
+    return;
+  }
+  clear<U>(acc);
   typename U::Free y[2][kFree];
   typename U::Con x[2];
-  clear<U>(acc);
   if (!kKeep) {
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
@@ -56,11 +95,48 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
     }
 }
 
+// apply_product of a unit that splits numbers: each column tile gets a sum of its own before it is added
+// to the running one, so that rounding grows with the number of tiles and not of con indices. Returns a
+// bit for every column tile that was left out because it has a NaN; kAll: none is.
+template <class U, class TZ, int kSteps, bool kAll, int kFree, int kOut, class Load>
+TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
+                                         typename U::ZOffset z_offset, const Load &load) {
+  typename U::P p[kSteps][kFree];
+  uint32_t left_out = 0;
+  static_assert(kOut <= 32, "a bit each");
+  TSRI_UNROLL
+  for (int s = 0; s < kSteps; ++s) load(p[s], s);
+  TSRI_UNROLL
+  for (int o = 0; o < kOut; ++o) {
+    typename U::Acc part[1][kFree];
+    clear<U>(part);
+    TSRI_UNROLL
+    for (int s = 0; s < kSteps; ++s) {
+      typename U::Z z;
+      U::template load_z<TZ::kRowBytes>(z, z_offset, s * U::kApplyStep, o);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) U::apply(part[0][f], z, p[s][f]);
+    }
+    const bool leave = !kAll && any_lane(finds_nan<U>(part[0]));
+    if (leave) left_out |= 1u << o;
+    if (leave) continue;
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part[0][f].x[e];
+  }
+  return left_out;
+}
+
 // out[free][column] += P Z over kSteps steps. load(p, step) gives the free operands of a step; kAhead:
 // it reads shared memory and is called one step before its turn.
 template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
                                const Load &load) {
+  if constexpr (U::kSplits) {
+    apply_product_split<U, TZ, kSteps, true>(out, z_offset, load);
+    return;
+  }
   typename U::P p[2][kFree];
   typename U::Z z[2];
   load(p[0], 0);

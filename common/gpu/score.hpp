@@ -170,6 +170,13 @@ TSRI_DEVICE void keep_pair(const ScoreTerms &t, int32_t i, int32_t j, bool keep[
   keep[1] = (j & 2 ? words.w[3] : words.w[1]) >= t.threshold;
 }
 
+// The same for one key. Words are picked by conditions: an index would put them in local memory.
+TSRI_DEVICE bool keep_key(const ScoreTerms &t, int32_t i, int32_t j) {
+  bool keep[2];
+  keep_pair(t, i, j & ~1, keep);
+  return j & 1 ? keep[1] : keep[0];
+}
+
 } // namespace gpu
 } // namespace tessera
 

@@ -175,68 +175,6 @@ struct Split {
       }
   }
 
-  // Both products of a float32 unit, in loops that stay loops (unrolled, the splitting of operands moves
-  // ahead of everything else and registers run out) and in sums of a few terms that are added up in
-  // float32: a matrix instruction rounds worse than an addition does, the more so the larger the sum is.
-  static constexpr bool kRolled = sizeof(E) == 4;
-  static constexpr int kPerLine = 4; // depth steps of 128 bytes, where addresses move by constants
-
-  TSRI_DEVICE_MEMBER void add(typename U::Acc &sum, const typename U::Acc &part) {
-    TSRI_UNROLL
-    for (int e = 0; e < U::kElements; ++e) sum.x[e] += part.x[e];
-  }
-
-  TSRI_DEVICE_MEMBER void rolled_scores(Scores &s, uint32_t k_offset, uint32_t q_offset) {
-    static_assert(Wave::kDepth % kPerLine == 0 || !kRolled, "whole lines");
-    clear<U>(s);
-    TSRI_NO_UNROLL
-    for (int t0 = 0; t0 < Wave::kDepth; t0 += kPerLine) {
-      Scores part;
-      clear<U>(part);
-      TSRI_UNROLL
-      for (int t = 0; t < kPerLine; ++t) {
-        typename U::Free q;
-        U::template load_free<TileQ::kRowBytes>(q, q_offset, 0, t);
-        TSRI_UNROLL
-        for (int c = 0; c < Wave::kCon; ++c) {
-          typename U::Con k;
-          U::template load_con<TileK::kRowBytes>(k, k_offset, c * U::kCon, t);
-          U::score(part[0][c], k, q);
-        }
-      }
-      TSRI_UNROLL
-      for (int c = 0; c < Wave::kCon; ++c) add(s[0][c], part[0][c]);
-      q_offset += 128;
-      k_offset += 128;
-    }
-  }
-
-  TSRI_DEVICE_MEMBER void rolled_values(State &state, const Scores &s, uint32_t v_tile) {
-    TSRI_UNROLL
-    for (int c = 0; c < Wave::kCon; ++c) {
-      TSRI_NO_UNROLL
-      for (int step = 0; step < Wave::kApply; ++step) {
-        typename U::Acc half;
-        typename U::P p;
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements / 2; ++e)
-          half.x[e] = step == 0 ? s[0][c].x[e] : s[0][c].x[e + U::kElements / 2];
-        U::to_operand(p, half, 0);
-        const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(
-            v_tile + static_cast<uint32_t>((c * U::kCon + step * U::kApplyStep) * TileV::kRowBytes));
-        TSRI_UNROLL
-        for (int o = 0; o < Wave::kOut; ++o) {
-          typename U::Z v;
-          typename U::Acc part[1][1];
-          clear<U>(part);
-          U::template load_z<TileV::kRowBytes>(v, v_offset, 0, o);
-          U::apply(part[0][0], v, p);
-          add(state.out[0][o], part[0][0]);
-        }
-      }
-    }
-  }
-
   // Folds the wave's keys of one tile, key0 on.
   TSRI_DEVICE_MEMBER void fold_tile(State &state, const Kept &kept, uint32_t q_offset, int stage,
                                     const RowsClass &rows, int32_t key0, float unit) {
@@ -248,20 +186,14 @@ struct Split {
         stage_at(stage) + TileK::kBytes + static_cast<uint32_t>(wave() * TileV::kBytes);
     Scores s;
     const uint32_t k_offset = U::template con_offset<TileK::kRowBytes>(k_tile);
-    if constexpr (kRolled)
-      rolled_scores(s, k_offset, q_offset);
-    else
-      score_product<U, TileK, TileQ, Wave::kDepth, Wave::kKeepQ>(s, k_offset, q_offset, kept);
+    score_product<U, TileK, TileQ, Wave::kDepth, Wave::kKeepQ>(s, k_offset, q_offset, kept);
     if (kAny)
       modify_scores(s, shared, rows.prefix, key0);
     else if (tile_class == TSRI_TILE_EDGE)
       mask_scores(s, rows.prefix, key0);
     Wave::fold(state, s, unit);
     if (kAny && shared.terms.drops) drop(s, shared, key0);
-    if constexpr (kRolled)
-      rolled_values(state, s, v_tile);
-    else
-      Wave::multiply_values(state, s, v_tile);
+    Wave::multiply_values(state, s, v_tile);
   }
 
   // What all threads need to know of the block's work. By a whole wave; a barrier must follow.
@@ -345,7 +277,7 @@ struct Split {
         row = SplitWork::tile_at(shared.work, n + kStages) * kTileK + thread_index();
         page = key_page(shared.k, row);
       }
-      if (Wave::kKeepQ && !kRolled && n == 0) {
+      if (Wave::kKeepQ && n == 0) {
         TSRI_UNROLL
         for (int t = 0; t < (Wave::kKeepQ ? Wave::kDepth : 1); ++t)
           U::template load_free<TileQ::kRowBytes>(kept[0][t], q_offset, 0, t);

@@ -88,7 +88,7 @@ TSRI_DEVICE void split_cut(SplitWork &w, const SplitArgs &args, const tsri_seque
   w.last = inside((pad + sequence.q.len) * group);
   KeyTiles all = {0, 0, 0};
   if (w.first < w.last)
-    all = key_tiles(rule, divide_rows(row0 + w.first, args.call.group) - pad,
+    all = key_tiles_of(rule, divide_rows(row0 + w.first, args.call.group) - pad,
                     divide_rows(row0 + w.last - 1, args.call.group) - pad + 1, kTileK);
   const int32_t each = static_cast<int32_t>(args.part_keys / kTileK);
   const int32_t end = all.band + all.count - all.head, last = args.splits - 1;

@@ -179,18 +179,14 @@ TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first,
 }
 
 // load_tile for a Tile.
-template <class E, class T, int kThreads, bool kAny>
+template <class E, class T, int kThreads, bool kAny, bool kPaged>
 TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int column,
                            int thread) {
   constexpr int total = T::kRows * T::kChunks;
   const int chunk0 = column / T::kPerChunk;
   constexpr int step = max_of(kThreads / T::kChunks, 1); // rows between two copies of a thread
   constexpr bool regular = kThreads % T::kChunks == 0 && step % 8 == 0 && total % kThreads == 0;
-  #ifdef EXP_NOPAGE
-  if (!regular || (kAny && (s.pages.table || !s.vector))) {
-#else
-  if (!regular || s.pages.table || (kAny && !s.vector)) {
-#endif
+    if (!regular || (kPaged && s.pages.table) || (kAny && !s.vector)) {
     TSRI_NO_UNROLL
     for (int i = thread; i < total; i += kThreads)
       load_chunk<E, kAny>(offset + T::at(i / T::kChunks, i % T::kChunks), s, first + i / T::kChunks,
@@ -216,14 +212,15 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
 
 // Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
 // multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
-// barrier. kAny false: the source allows 16-byte copies.
-template <class E, class T, int kThreads, bool kAny>
+// barrier. kAny false: the source allows 16-byte copies. kPaged false: it has no pages; then there is no
+// branch on the way, and the compiler schedules the copies among the products around them.
+template <class E, class T, int kThreads, bool kAny, bool kPaged = true>
 TSRI_DEVICE void load_tile(uint32_t offset, const RowSource &s, int first, int column,
                            int thread = thread_index()) {
   if constexpr (T::kTransposed)
     load_transposed<E, T, kThreads, kAny>(offset, s, first, column, thread);
   else
-    load_rows<E, T, kThreads, kAny>(offset, s, first, column, thread);
+    load_rows<E, T, kThreads, kAny, kPaged>(offset, s, first, column, thread);
 }
 
 } // namespace gpu

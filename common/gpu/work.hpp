@@ -59,7 +59,8 @@ struct KeyTiles {
   }
 };
 
-TSRI_DEVICE KeyTiles key_tiles(const tsri_mask_rule &rule, int64_t i0, int64_t i1, int keys) {
+// By one thread for its block, or by any.
+TSRI_DEVICE KeyTiles key_tiles_of(const tsri_mask_rule &rule, int64_t i0, int64_t i1, int keys) {
   KeyTiles t = {0, 0, 0};
   if (i0 >= i1) return t;
   const tsri_mask_row rows = tsri_mask_rows_of(&rule, i0, i1);
@@ -71,6 +72,12 @@ TSRI_DEVICE KeyTiles key_tiles(const tsri_mask_rule &rule, int64_t i0, int64_t i
     t.band = larger(from, t.head);
     t.count += larger(static_cast<int32_t>((rows.hi + keys - 1) / keys) - t.band, 0);
   }
+  return t;
+}
+
+// The same by all lanes of a wave together.
+TSRI_DEVICE KeyTiles key_tiles(const tsri_mask_rule &rule, int64_t i0, int64_t i1, int keys) {
+  KeyTiles t = key_tiles_of(rule, i0, i1, keys);
   t.head = uniform(t.head);
   t.band = uniform(t.band);
   t.count = uniform(t.count);

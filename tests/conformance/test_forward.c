@@ -21,24 +21,6 @@ ParameterizedTest(int32_t *group, forward, every_case) {
   cr_assert_eq(conform_group(&options, tsr_check_group_name(*group)), 0);
 }
 
-/* Kernels that move 16 bytes at a time take only what is aligned so, which few cases promise. */
-ParameterizedTestParameters(forward, every_case_aligned) {
-  static int32_t groups[64];
-  int32_t i, count = tsr_check_group_count();
-  for (i = 0; i < count && i < 64; ++i) groups[i] = i;
-  return cr_make_param_array(int32_t, groups, (size_t)count);
-}
-
-ParameterizedTest(int32_t *group, forward, every_case_aligned) {
-  tsr_check_options options = {0};
-  options.kernel = "*";
-  options.alignment = 16;
-  /* Elsewhere alignment changes no kernel's way. */
-  options.backend = "cuda";
-  if (tsr_backends_list(NULL, options.backend, NULL, 0) > 0)
-    cr_assert_eq(conform_group(&options, tsr_check_group_name(*group)), 0);
-}
-
 /* The instruction sets that this machine can run beside its best one. */
 Test(forward, every_cpu_target) {
   static const char *const targets[] = {"AVX3_ZEN4", "AVX3_DL", "AVX3", "AVX2",     "SSE4",  "SSSE3",

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "backends/cuda/sm80/unit.hpp"
+#include "backends/cuda/sm80/unit_f32.hpp"
 #include "backends/hip/gfx11/unit.hpp"
 #include "backends/hip/gfx9/unit.hpp"
 #include "common/gpu/split.hpp"
@@ -23,8 +23,8 @@ namespace {
 
 using EdgeBf16 = Split<MmaSync<BFloat16>, 64, 64, 64, 4, 3, false>;
 using AnyBf16 = Split<MmaSync<BFloat16>, 64, 64, 64, 4, 3, true>;
-using EdgeF32 = Split<MmaSyncTf32x3, 32, 64, 64, 2, 4, false>;
-using AnyF32 = Split<MmaSyncTf32x3, 32, 64, 64, 2, 2, true>;
+using EdgeF32 = Split<MmaSyncBf16x6, 32, 64, 64, 2, 4, false>;
+using AnyF32 = Split<MmaSyncBf16x6, 32, 64, 64, 2, 2, true>;
 using WideF16 = Split<MmaSync<Half>, 64, 128, 32, 2, 2, false>; // 32 keys of a wave, chunks of Dv
 using MfmaF16 = Split<Mfma<Half, 16>, 64, 64, 64, 2, 2, false>;
 using MfmaBf16 = Split<Mfma<BFloat16, 32>, 64, 64, 64, 2, 2, true>;

@@ -10,7 +10,7 @@
 
 #include <memory>
 
-#include "backends/cuda/sm80/unit.hpp"
+#include "backends/cuda/sm80/unit_f32.hpp"
 #include "backends/hip/gfx11/unit.hpp"
 #include "backends/hip/gfx9/unit.hpp"
 #include "common/gpu/forward.hpp"
@@ -268,7 +268,7 @@ int main() {
   try_tanh();
   try_unit<MmaSync<Half>, 64, 64, 4, 2>("mma.sync f16");
   try_unit<MmaSync<BFloat16>, 128, 32, 4, 1>("mma.sync bf16");
-  try_unit<MmaSyncTf32x3, 64, 32, 4, 2>("mma.sync tf32x3");
+  try_unit<MmaSyncBf16x6, 64, 32, 4, 2>("mma.sync bf16x6");
   try_unit<Mfma<Half, 16>, 64, 64, 4, 2>("MFMA 16 f16");
   try_unit<Mfma<BFloat16, 16>, 128, 32, 4, 1>("MFMA 16 bf16");
   try_unit<Mfma<Half, 32>, 128, 32, 2, 1>("MFMA 32 f16");

@@ -249,6 +249,60 @@ Test(cuda_run, plans_that_cannot_be_made) {
   cr_expect_null(b.plan);
 }
 
+// -------------------------------------------------------------------------------- split rows
+
+constexpr char kSplit[] = "fwd_f16_d64_any__sm80_split_";
+
+Test(cuda_run, split_in_the_caller_s_workspace) {
+  Bench b;
+  EmulatedFaults &f = emulated_faults();
+  b.prepare(kSplit, 1, 2, 3, 4000);
+  b.make_plan();
+  cr_assert_gt(b.workspace, 0u);
+  // Not a byte more than was asked for; what it holds before must not matter.
+  unsigned char *block = static_cast<unsigned char *>(aligned_alloc(64, b.workspace));
+  cr_assert_not_null(block);
+  b.args.workspace = block;
+  b.args.workspace_size = b.workspace;
+  for (int n = 0; n < 3; ++n) {
+    std::memset(block, n == 0 ? 0xff : 0x7f, n == 2 ? 0 : b.workspace);
+    b.o.assign(b.o.size(), -7.0f);
+    cr_assert_eq(b.run(), TSR_STATUS_SUCCESS, "%s", b.why.text);
+    b.expect_result(4000);
+  }
+  cr_expect_eq(f.allocated.load(), 0);
+  cr_expect_eq(f.launches.load(), 3);
+  cr_expect_gt(f.zeroed.load(), 0);
+  f.fail_zero = 1;
+  cr_expect_eq(b.run(), TSR_STATUS_DEVICE_ERROR);
+  expect_text(b.why, "clearing memory");
+  cr_expect_eq(f.launches.load(), 3);
+  free(block);
+}
+
+Test(cuda_run, split_without_a_workspace) {
+  Bench b;
+  EmulatedFaults &f = emulated_faults();
+  b.prepare(kSplit, 1, 2, 3, 4000);
+  b.make_plan();
+  cr_assert_eq(b.run(), TSR_STATUS_SUCCESS, "%s", b.why.text);
+  b.expect_result(4000);
+  cr_expect_eq(f.allocated.load(), 1);
+  cr_expect_eq(f.released.load(), 1);
+  f.fail_launch = 1;
+  cr_expect_eq(b.run(), TSR_STATUS_DEVICE_ERROR);
+  cr_expect_eq(f.released.load(), 2);
+  f.fail_launch = 0;
+  f.fail_allocate = 1;
+  cr_expect_eq(b.run(), TSR_STATUS_OUT_OF_MEMORY);
+  expect_text(b.why, "the device has no ");
+  f.fail_allocate = 0;
+  f.capturing = 1;
+  cr_expect_eq(b.run(), TSR_STATUS_INVALID_ARGUMENT);
+  expect_text(b.why, "workspace: found NULL inside a stream capture, accepted ");
+  cr_expect_eq(f.launches.load(), 1);
+}
+
 // ------------------------------------------------------------------------------------- merging
 
 // Parts of one row each, all of LSE 0 and value t: the result is their mean and ln(parts).

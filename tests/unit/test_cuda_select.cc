@@ -147,8 +147,10 @@ Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   p = problem_of(2, 4, 2, 128, 128, 64, 64);
   p.scale = -1;
   expect_row(h200, p, "_any_");
-  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 or more") !=
+  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 .. 1e38") !=
             std::string::npos);
+  p.scale = 3e38f;
+  expect_row(h200, p, "_any_");
   // Alignment that is not promised, a row that is no multiple of 16 bytes, a stride that is none.
   expect_row(h200, problem_of(2, 4, 2, 128, 128, 64, 64, TSR_DTYPE_BF16, 0), "_any_");
   expect_row(h200, problem_of(2, 4, 2, 128, 128, 68, 64), "_any_");
@@ -251,6 +253,30 @@ Test(cuda_select, cuts_cover_the_work) {
 Test(cuda_select, launches_have_a_largest_size) {
   tsr_problem p = problem_of(65535, 32767, 32767, 4096, 64, 64, 64);
   expect_refused(h200, p, "a launch has 2147483647 at most");
+}
+
+// Few queries against many keys: only parts of the keys make enough blocks, and query heads of a group
+// share what is read. With many queries, or enough sequences of one head each, forward is as good.
+Test(cuda_select, short_queries_take_split_rows) {
+  for (const DeviceFacts &device : kDevices)
+    for (int64_t dim : {64, 128}) {
+      expect_row(device, problem_of(1, 8, 1, 1, 8192, dim, dim), "_split_");
+      expect_row(device, problem_of(1, 32, 8, 1, 131072, dim, dim), "_split_");
+      expect_row(device, problem_of(64, 32, 8, 1, 8192, dim, dim), "_split_");
+      expect_row(device, problem_of(4, 32, 8, 2, 16384, dim, dim, TSR_DTYPE_F16), "_split_");
+      for (int64_t sq : {1024, 8192}) {
+        const Winner w = select(device, problem_of(4, 32, 8, sq, sq, dim, dim));
+        cr_assert_not_null(w.row);
+        cr_expect_eq(w.row->family, Family::kForward, "%s for %d queries", w.row->name,
+                     static_cast<int>(sq));
+      }
+      // Parts fill the device, and no more than there are tiles.
+      const Winner one = select(device, problem_of(1, 8, 1, 1, 65536, dim, dim));
+      cr_expect_geq(one.choice.cut.blocks, device.processors / 2);
+      cr_expect_leq(one.choice.cut.splits, 65536 / one.row->tile_k);
+      // What is full already is not cut further.
+      cr_expect_leq(select(device, problem_of(512, 32, 8, 1, 2048, dim, dim)).choice.cut.splits, 2);
+    }
 }
 
 // With batch_invariant neither the batch nor padding may change the row, nor where keys are cut.

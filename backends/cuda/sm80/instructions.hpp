@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The matrix instructions of compute capability 8.0 that the units are made of, as PTX on a device and
-// as what the PTX ISA says they do (sections "Matrix fragments for mma.m16n8k16 / m16n8k8", "ldmatrix")
+// as what the PTX ISA says they do (sections "Matrix fragments for mma.m16n8k16", "ldmatrix")
 // in the emulated build. Fragments are arrays of 32-bit registers of one lane.
 #ifndef TESSERA_BACKENDS_CUDA_SM80_INSTRUCTIONS_HPP_
 #define TESSERA_BACKENDS_CUDA_SM80_INSTRUCTIONS_HPP_
@@ -40,20 +40,6 @@ TSRI_DEVICE void mma16(Half, float c[4], const uint32_t a[4], const uint32_t b[2
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// c += a b, 16 x 8 x 8, operands rounded to tf32.
-TSRI_DEVICE void mma8_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// The nearest value of 11 significant bits, ties away from zero.
-TSRI_DEVICE uint32_t round_tf32(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
 }
 
 #else
@@ -95,26 +81,6 @@ inline void mma16(E, float c[4], const uint32_t a[4], const uint32_t b[2]) {
     }
     c[e] = sum;
   }
-}
-inline void mma8_tf32(float c[4], const uint32_t a[4], const uint32_t b[2]) {
-  const int lane = thread_index() & 31;
-  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const unsigned char *all = emulated_meet("mma tf32 16x8x8", mine, sizeof mine);
-  for (int e = 0; e < 4; ++e) {
-    const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
-    float sum = c[e];
-    for (int k = 0; k < 8; ++k) {
-      const uint32_t wa = met_word(all, 4 * (row % 8) + k % 4, row / 8 + 2 * (k / 4));
-      const uint32_t wb = met_word(all, 4 * column + k % 4, 4 + k / 4);
-      sum += bits_float(wa & 0xffffe000u) * bits_float(wb & 0xffffe000u);
-    }
-    c[e] = sum;
-  }
-}
-TSRI_DEVICE uint32_t round_tf32(float x) {
-  const uint32_t u = float_bits(x);
-  if ((u & 0x7f800000u) == 0x7f800000u) return u;
-  return (u + 0x1000u) & 0xffffe000u;
 }
 
 #endif

@@ -6,7 +6,7 @@
 // leaves in a lane is already the A operand of the next product: nothing moves between lanes.
 //
 // MmaSync<E>        16-bit elements, m16n8k16, two n8 halves side by side
-// MmaSyncTf32       float32 as hi + lo in tf32: hi hi' + hi lo' + lo hi', error near 2^-22 of a product
+// MmaSyncBf16x6     float32, in unit_f32.hpp
 #ifndef TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 #define TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 
@@ -42,6 +42,10 @@ struct MmaSyncLayout {
   TSRI_DEVICE_MEMBER int con_lane() { return 2 * (lane() % 4); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return 8 * (e / 4) + e % 2; }
   // Element e and e + 1 are neighbours in con for even e.
+  // The lane that holds con j of this lane's rows, and what is left of j there: con_element(e), plus kCon
+  // for every further accumulator.
+  TSRI_DEVICE_MEMBER int con_owner(int j) { return (lane() & ~3) | j % 8 / 2; }
+  TSRI_DEVICE_MEMBER int con_rest(int j) { return j / 8 * 8 + j % 2; }
   TSRI_DEVICE_MEMBER bool leads_row() { return lane() % 4 == 0; }
 
   TSRI_DEVICE_MEMBER float max_con(float v) {
@@ -74,6 +78,7 @@ struct MmaSync : MmaSyncLayout<kFresh> {
   using typename Base::Acc;
   using Fresh = MmaSync<E, true>;
   using Element = E;
+  static constexpr bool kSplits = false; // operands are what memory holds
   static constexpr int kStep = 16;    // depth of one score product
   static constexpr int kApplyStep = 16; // con indices of one apply
 
@@ -152,138 +157,6 @@ struct MmaSync : MmaSyncLayout<kFresh> {
     mma16(E{}, out.x + 4, p.r, z.r + 2);
   }
 };
-
-template <bool kFresh = false>
-struct MmaSyncTf32 : MmaSyncLayout<kFresh> {
-  using Base = MmaSyncLayout<kFresh>;
-  using typename Base::Acc;
-  using Fresh = MmaSyncTf32<true>;
-  using Element = float;
-  static constexpr int kStep = 8;
-  static constexpr int kApplyStep = 8;
-
-  // A value as two tf32 numbers. finite is hi, or 0 where the value is infinite: an infinity must not
-  // meet the zero of the other side's lo, which would make a NaN of a good product.
-  template <int n>
-  struct Split {
-    uint32_t hi[n], lo[n], finite[n];
-  };
-  template <int n>
-  TSRI_DEVICE_MEMBER void split(Split<n> &s, int i, float v) {
-    uint32_t hi = round_tf32(v);
-    const bool overflow = (hi & 0x7fffffffu) == 0x7f800000u;
-    if (overflow) hi = float_bits(v) & 0xffffe000u;
-    const bool infinite = (hi & 0x7fffffffu) == 0x7f800000u;
-    s.hi[i] = hi;
-    s.finite[i] = infinite ? 0u : hi;
-    s.lo[i] = infinite ? 0u : round_tf32(v - bits_float(hi));
-  }
-  using Con = Split<4>;
-  using Free = Split<4>;
-  using Z = Split<4>;
-  using P = Free;
-  template <int kRows, int kColumns>
-  using ZTile = Tile<float, kRows, kColumns>;
-  struct ZOffset {
-    uint32_t even, odd;
-  };
-
-  template <int n>
-  TSRI_DEVICE_MEMBER void split_words(Split<n> &s, const uint32_t r[n]) {
-    TSRI_UNROLL
-    for (int i = 0; i < n; ++i) split(s, i, bits_float(r[i]));
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
-    uint32_t r[4];
-    ldmatrix(r, along(offset, t * 32) + static_cast<uint32_t>(con0 * kRowBytes));
-    split_words(x, r);
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER void load_free(Free &y, uint32_t offset, int free0, int t) {
-    uint32_t r[4];
-    ldmatrix(r, along(offset, t * 32) + static_cast<uint32_t>(free0 * kRowBytes));
-    split_words(y, r);
-  }
-  // Contraction slot t of the instruction is con 2t, slot t + 4 is con 2t + 1, on both sides: then P is
-  // where the score product left it.
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
-    return pair_offset<kRowBytes>(tile, first * 64);
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset pair_offset(uint32_t tile, int bytes) {
-    const int l = Base::offset_lane(), row = 2 * (l % 4), column = l / 4 * 4;
-    const uint32_t even = static_cast<uint32_t>(row * kRowBytes + (column ^ (row << 4)));
-    const uint32_t odd = static_cast<uint32_t>((row + 1) * kRowBytes + (column ^ ((row + 1) << 4)));
-    return ZOffset{along(tile + even, bytes), along(tile + odd, bytes)};
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
-    const uint32_t down = static_cast<uint32_t>(con0 * kRowBytes);
-    TSRI_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      const int bytes = tile * 64 + n * 32;
-      split(z, 2 * n, shared_at<float>(along(offset.even, bytes) + down));
-      split(z, 2 * n + 1, shared_at<float>(along(offset.odd, bytes) + down));
-    }
-  }
-
-  // The operand of apply from shared memory, with the same order of con as load_z has.
-  using ApplyTOffset = ZOffset;
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
-    const int l = Base::offset_lane(), row = l / 4;
-    return tile + static_cast<uint32_t>(row * kRowBytes + ((l % 4 * 8) ^ (row << 4)));
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER void load_apply(Free &p, uint32_t offset, int free0, int step) {
-    TSRI_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      const uint32_t at =
-          along(offset, step * 32) + static_cast<uint32_t>((free0 + 8 * n) * kRowBytes);
-      split(p, n, shared_at<float>(at));
-      split(p, n + 2, shared_at<float>(at + 4));
-    }
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
-    return pair_offset<kRowBytes>(tile, free0 * 4);
-  }
-  template <int kRowBytes>
-  TSRI_DEVICE_MEMBER void load_apply_transposed(Free &p, ApplyTOffset offset, int free0, int step) {
-    const uint32_t down = static_cast<uint32_t>(step * kApplyStep * kRowBytes);
-    TSRI_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      const int bytes = free0 * 4 + n * 32;
-      split(p, n, shared_at<float>(along(offset.even, bytes) + down));
-      split(p, n + 2, shared_at<float>(along(offset.odd, bytes) + down));
-    }
-  }
-
-  TSRI_DEVICE_MEMBER void multiply(float c[4], const Free &a, const Split<4> &b, int n) {
-    mma8_tf32(c, a.lo, b.finite + 2 * n);
-    mma8_tf32(c, a.finite, b.lo + 2 * n);
-    mma8_tf32(c, a.hi, b.hi + 2 * n);
-  }
-  TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) {
-    multiply(acc.x, y, x, 0);
-    multiply(acc.x + 4, y, x, 1);
-  }
-  TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int step) {
-    const float *x = acc.x + 4 * step;
-    split(p, 0, x[0]);
-    split(p, 1, x[2]);
-    split(p, 2, x[1]);
-    split(p, 3, x[3]);
-  }
-  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) {
-    multiply(out.x, p, z, 0);
-    multiply(out.x + 4, p, z, 1);
-  }
-};
-
-using MmaSyncTf32x3 = MmaSyncTf32<>;
 
 } // namespace gpu
 } // namespace tessera

@@ -28,6 +28,7 @@ struct WmmaLayout {
   static constexpr int kRows = 1;
   static constexpr int kStep = 16;
   static constexpr int kApplyStep = 16;
+  static constexpr bool kSplits = false; // operands are what memory holds
 
   struct Acc {
     float x[kElements];

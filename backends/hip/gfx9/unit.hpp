@@ -29,6 +29,7 @@ struct Mfma {
   static constexpr int kRows = 1; // distinct free indices of a lane
   static constexpr int kStep = 8 * kGroups;      // two matrix operations: a lane reads 16 bytes for both
   static constexpr int kApplyStep = 4 * kGroups; // one
+  static constexpr bool kSplits = false; // operands are what memory holds
 
   struct Acc {
     float x[kElements];

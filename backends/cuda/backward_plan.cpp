@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// See backward_plan.h. As in launch.cpp nothing here allocates, waits or reads device memory.
+#include "backward_plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "common/gpu/arguments.hpp"
+#include "common/workspace.h"
+#include "runtime.h"
+
+namespace tessera {
+namespace cuda {
+namespace {
+
+static_assert(sizeof(gpu::BackwardArgs) <= 4096, "kernel parameters that every device takes");
+static_assert(sizeof(gpu::BackwardConvertArgs) <= 4096, "kernel parameters that every device takes");
+
+// Blocks of passes over rows walk in strides: enough of them to fill any device.
+constexpr int64_t kRowBlocks = 1 << 13;
+constexpr int64_t kRowsOfBlock = 16;
+
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+bool fits(int64_t blocks, tsr_reason *why) {
+  if (blocks <= kMostBlocks) return true;
+  snprintf(why->text, sizeof why->text, "needs %lld blocks, a launch has %lld at most",
+           static_cast<long long>(blocks), static_cast<long long>(kMostBlocks));
+  return false;
+}
+
+// Tiles of one side per slot or, packed, of all slots: each sequence may end inside a tile, and none is
+// longer than seq.
+int64_t tiles_of(int64_t seq, int64_t total, bool packed, int64_t batch, int64_t tile) {
+  const int64_t each = ceil_div(seq, tile);
+  if (!packed) return each;
+  return min64(total / tile + min64(batch, total), tsri_mul_sat(each, batch));
+}
+
+// Blocks of `tiles` tiles and `chunks` chunks of every head of every slot.
+bool set_pass(int64_t tiles, int64_t chunks, int64_t heads, int64_t slots, PassCut *pass,
+              tsr_reason *why) {
+  const int64_t blocks = tsri_mul_sat(tsri_mul_sat(tiles, chunks), tsri_mul_sat(heads, slots));
+  if (!fits(tiles, why) || !fits(blocks, why)) return false;
+  pass->blocks = blocks;
+  pass->tiles = static_cast<int32_t>(tiles);
+  pass->chunks = static_cast<int32_t>(chunks);
+  return true;
+}
+
+bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
+  const int64_t *stride = p.bias.stride;
+  const int64_t tiles_q = stride[2] ? ceil_div(p.seq_q, row.backward.query_q) : 1;
+  const int64_t tiles_k = stride[3] ? ceil_div(p.seq_k, row.backward.query_k) : 1;
+  const int64_t slices = tsri_mul_sat(stride[0] ? p.batch : 1, stride[1] ? p.heads_q : 1);
+  const int64_t blocks = tsri_mul_sat(tsri_mul_sat(tiles_q, tiles_k), slices);
+  if (!fits(tiles_q, why) || !fits(tiles_k, why) || !fits(blocks, why)) return false;
+  cut->bias_tiles_q = static_cast<int32_t>(tiles_q);
+  cut->bias_tiles_k = static_cast<int32_t>(tiles_k);
+  cut->bias_blocks = blocks;
+  return true;
+}
+
+// What the steps share. dO in the element type is first: its rows are read 16 bytes at a time.
+struct Shares {
+  void *dout;
+  gpu::RowStat *stats;
+  float *dq_sum;
+};
+
+Shares take(tsri_workspace *ws, const tsr_problem &p, const BackwardCut &cut) {
+  Shares m = {};
+  if (cut.converts)
+    m.dout = tsri_workspace_take(ws, tsri_mul_sat(cut.rows, p.dim_v), sizeof(uint16_t));
+  m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
+  if (cut.sums)
+    m.dq_sum = static_cast<float *>(
+        tsri_workspace_take(ws, tsri_mul_sat(cut.rows, cut.dq_columns), sizeof(float)));
+  return m;
+}
+
+// dO as the conversion leaves it.
+tsr_layout converted_dout(const tsr_problem &p) {
+  tsr_layout l = p.dout;
+  const bool packed = p.arrays & TSR_ARRAY_CU_Q;
+  l.dtype = p.q.dtype;
+  l.alignment = TSRI_WORKSPACE_ALIGNMENT;
+  l.stride[3] = 1;
+  l.stride[2] = p.dim_v;
+  l.stride[1] = (packed ? p.total_q : p.seq_q) * p.dim_v;
+  l.stride[0] = packed ? 0 : l.stride[1] * p.heads_q;
+  return l;
+}
+
+// One run under way.
+struct Steps {
+  const Plan &plan;
+  gpu::BackwardArgs args;
+  tsr_reason *why;
+
+  bool launch(const Entry &entry, int64_t blocks) {
+    return blocks == 0 || launch_function(plan, entry, blocks, &args, sizeof args,
+                                          args.call.a.stream, why);
+  }
+  bool launch_pass(int entry, const PassCut &pass) {
+    args.tiles = pass.tiles;
+    args.chunks = pass.chunks;
+    return launch(plan.row->entry[entry], pass.blocks);
+  }
+};
+
+bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why) {
+  const BackwardCut &cut = plan.choice.cut.backward;
+  gpu::BackwardConvertArgs args;
+  memset(&args, 0, sizeof args);
+  args.call = call;
+  args.to = to;
+  args.dtype = call.p.q.dtype;
+  return cut.row_blocks == 0 || launch_function(plan, backward_entries[kPassConvert], cut.row_blocks,
+                                                &args, sizeof args, call.a.stream, why);
+}
+
+} // namespace
+
+bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
+  const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
+  const bool keys = p.dk.dtype != TSR_DTYPE_NONE || p.dv.dtype != TSR_DTYPE_NONE;
+  const bool queries = p.dq.dtype != TSR_DTYPE_NONE;
+  const int64_t slots_q = packed_q ? 1 : p.batch, slots_k = packed_k ? 1 : p.batch;
+  memset(cut, 0, sizeof *cut);
+  cut->converts = p.dout.dtype != row.dtype;
+  cut->sums = queries && keys && p.determinism == TSR_DETERMINISM_DEFAULT;
+  cut->dq_columns = static_cast<int32_t>(ceil_div(p.dim_qk, 16) * 16);
+  cut->rows = tsri_mul_sat(p.heads_q,
+                           packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
+  cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
+  if (keys && !set_pass(tiles_of(p.seq_k, p.total_k, packed_k, p.batch, row.tile_k),
+                        max64(ceil_div(p.dim_qk, row.backward.chunk_qk),
+                              ceil_div(p.dim_v, row.backward.chunk_v)),
+                        p.heads_kv, slots_k, &cut->keys, why))
+    return false;
+  if (queries && !cut->sums &&
+      !set_pass(tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q),
+                ceil_div(p.dim_qk, row.backward.query_chunk), p.heads_q, slots_q, &cut->queries, why))
+    return false;
+  return p.dbias.dtype == TSR_DTYPE_NONE || cut_bias(row, p, cut, why);
+}
+
+int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut) {
+  tsri_workspace ws = {nullptr, 0};
+  take(&ws, p, cut);
+  return ws.used;
+}
+
+bool backward_prepare(int32_t device, tsr_reason *why) {
+  for (const Entry &entry : backward_entries)
+    if (!runtime_prepare(device, entry.function, entry.shared_bytes, why)) return false;
+  return true;
+}
+
+bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
+  const BackwardCut &cut = plan.choice.cut.backward;
+  const tsr_problem &p = plan.problem->p;
+  tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
+  const Shares shares = take(&ws, p, cut);
+  Steps steps = {plan, {}, why};
+  gpu::Call &call = steps.args.call;
+  fill_call(*plan.problem, args, &call);
+  if (cut.converts) {
+    if (!convert(plan, call, shares.dout, why)) return false;
+    call.p.dout = converted_dout(p);
+    call.a.dout = shares.dout;
+    call.vector = gpu::vector_bits(call.p);
+  }
+  steps.args.stats = shares.stats;
+  steps.args.dq_sum = shares.dq_sum;
+  steps.args.dq_columns = cut.dq_columns;
+  steps.args.bias_tiles_q = cut.bias_tiles_q;
+  steps.args.bias_tiles_k = cut.bias_tiles_k;
+  return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
+         steps.launch_pass(kEntryMain, cut.keys) &&
+         steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0) &&
+         steps.launch_pass(kEntryDq, cut.queries) &&
+         steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&
+         steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);
+}
+
+} // namespace cuda
+} // namespace tessera

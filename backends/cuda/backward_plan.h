@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A backward pass of a row as a sequence of launches: which of them a problem needs, how each is cut,
+// what workspace they share, and the run itself. The order, each step only where it is needed:
+//
+//   convert   dO as float32 becomes the element type of the products
+//   prepare   LSE in base two, delta and the band of every query row; float sums of dQ set to zero
+//   main      dK, dV, and additions to the sums of dQ
+//   finish    dQ from its sums
+//   dq        dQ without sums: where additions in any order are not allowed, or nothing but dQ is wanted
+//   bias      dBias
+//   sink      dSink
+#ifndef TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
+#define TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
+
+#include "kernels.h"
+#include "launch.h"
+#include "select.h"
+
+namespace tessera {
+namespace cuda {
+
+// Passes that do not depend on the row (backward_rows.cu).
+enum { kPassConvert, kPassPrepare, kPassFinish, kPassSink, kBackwardPasses };
+extern const Entry backward_entries[kBackwardPasses];
+
+// The steps and their blocks; false, with the reason, where one does not fit a launch.
+bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why);
+// Bytes of workspace; INT64_MAX: too many.
+int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut);
+// Makes the device functions of the shared passes ready on a device.
+bool backward_prepare(int32_t device, tsr_reason *why);
+bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
+
+} // namespace cuda
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
