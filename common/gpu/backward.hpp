@@ -105,7 +105,7 @@ struct Backward {
     const uint32_t y_offset =
         U::template con_offset<TY::kRowBytes>(y) + row * TY::kRowBytes;
     const typename U::Free none[kFree][1] = {};
-    score_product<U, TY, TX, kDepth, false>(acc, y_offset, x_offset, none);
+    score_product<U, TY, TX, kDepth, false, true>(acc, y_offset, x_offset, none);
   }
 
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
@@ -344,27 +344,6 @@ struct Backward {
         load_queries(args, shared, (n + 1) % kStages, (shared.begin + t) * kTileQ);
         copy_commit();
       }
-<<<<<<< HEAD
-      score_tile(args, shared, stats, q_tile, o_tile, key0, i0);
-      sync_block(); // P and dS are complete
-      if (kAny && last && n + 1 < total) {
-        if (thread_index() == 0)
-          take_head(args, shared, g * static_cast<uint32_t>(args.call.group) + head);
-        sync_block();
-      }
-      const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
-      const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-      if (chunk * kChunkV < p.dim_v) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-      if (chunk * kChunkQk < p.dim_qk) {
-        accumulate<kOutK, TileQ>(dk, kS, q_tile + k_bytes);
-        if (args.dq_sum)
-          add_queries(args.dq_sum + stat * args.dq_columns + chunk * kChunkQk, args.dq_columns,
-                      static_cast<int32_t>(shared.rule.sq) - i0, k_bytes);
-      }
-      if (!prefetch && n + 1 < total) {
-        if (kStages == 1) sync_block(); // the stage has been read by all
-        load_queries(args, shared, (n + 1) % kStages, (begin + t) * kTileQ);
-=======
       make_keys(args, shared, stage, n % 2, chunk, key0, i0, dk, dv);
       if (n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
       if (late && n + 1 < total) {
@@ -377,7 +356,6 @@ struct Backward {
           sync_block();
         }
         load_queries(args, shared, (n + 1) % kStages, (shared.begin + (n + 1) % again) * kTileQ);
->>>>>>> main
         copy_commit();
       }
     }
@@ -388,7 +366,7 @@ struct Backward {
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-    if (args.dq_sum && k_bytes < TileK::kRowBytes)
+    if (args.dq_sum && chunk < args.dq_chunks)
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,
                   kS + slot * TileP::kBytes, shared.sum_rows[slot], k_bytes);
@@ -424,18 +402,13 @@ struct Backward {
         if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
           differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         else
-<<<<<<< HEAD
           differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
-=======
-          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
-                               args.call.keep_scale);
         if (kDirect) {
-          if (v_bytes < TileV::kRowBytes)
+          if (chunk * kChunkV < args.call.p.dim_v)
             accumulate_direct<kOutV, TileO>(dv, s, o_tile + v_bytes, row);
-          if (k_bytes < TileK::kRowBytes)
+          if (chunk * kChunkQk < args.call.p.dim_qk)
             accumulate_direct<kOutK, TileQ>(dk, dp, q_tile + k_bytes, row);
         }
->>>>>>> main
       } else {
         clear<U>(s);
         clear<U>(dp);
@@ -445,8 +418,8 @@ struct Backward {
     }
     if (kDirect) return;
     sync_group(1 + wave() / kOtherWaves, kOtherWaves * U::kWave);
-    if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-    if (k_bytes < TileK::kRowBytes) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
+    if (chunk * kChunkV < args.call.p.dim_v) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+    if (chunk * kChunkQk < args.call.p.dim_qk) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
   }
 };
 
