@@ -91,7 +91,8 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   if (row.any) m.lse_low = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(
-        tsri_workspace_take(ws, tsri_mul_sat(cut.rows, cut.dq_columns), sizeof(float)));
+        tsri_workspace_take(
+        ws, tsri_mul_sat(cut.rows, int64_t{cut.dq_chunks} * cut.dq_columns), sizeof(float)));
   return m;
 }
 
@@ -146,8 +147,8 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
   cut->sums = queries && keys && p.determinism == TSR_DETERMINISM_DEFAULT;
-  cut->dq_columns = static_cast<int32_t>(ceil_div(p.dim_qk, row.backward.chunk_qk)) *
-                    row.backward.chunk_qk;
+  cut->dq_columns = row.backward.chunk_qk;
+  cut->dq_chunks = static_cast<int32_t>(ceil_div(p.dim_qk, row.backward.chunk_qk));
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
@@ -197,6 +198,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   steps.args.lse_low = shares.lse_low;
   steps.args.dq_sum = shares.dq_sum;
   steps.args.dq_columns = cut.dq_columns;
+  steps.args.dq_chunks = cut.dq_chunks;
   steps.args.lse_unit = plan.row->any ? 1.0f : static_cast<float>(TSRI_LOG2E);
   steps.args.stats_always = cut.stats_always;
   steps.args.bias_tiles_q = cut.bias_tiles_q;

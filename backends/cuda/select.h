@@ -38,7 +38,7 @@ struct BackwardCut {
   PassCut queries;     // kEntryDq
   int64_t bias_blocks; // kEntryBias
   int32_t bias_tiles_q, bias_tiles_k;
-  int32_t dq_columns;  // of a row of float sums
+  int32_t dq_columns, dq_chunks; // float sums of dQ: columns of a chunk, chunks
   bool sums;           // dQ comes from float sums
   bool converts;       // dO is converted first
 };
