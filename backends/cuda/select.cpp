@@ -37,6 +37,7 @@ constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FE
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
 constexpr int64_t kMostRows = INT32_MAX - 4096;
 constexpr int64_t kMostSplits = 256;
+constexpr int64_t kCanonicalRows = 4096;
 
 struct FeatureName {
   uint32_t bit;
@@ -234,10 +235,9 @@ bool cut_split(const DeviceFacts &facts, const Row &row, const tsr_resolved &pro
 
 // The same rules on sequences of a fixed size: what ranks rows where neither the batch nor padding may.
 tsr_resolved canonical(const tsr_resolved &problem) {
-  constexpr int64_t kRows = 4096;
   tsr_resolved r = problem;
   r.p.batch = 1;
-  r.p.seq_q = r.p.seq_k = kRows;
+  r.p.seq_q = r.p.seq_k = kCanonicalRows;
   r.p.total_q = r.p.total_k = 0;
   r.p.arrays = 0;
   r.p.page_size = 0;
@@ -289,10 +289,11 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
     Choice ranked;
     memset(&ranked, 0, sizeof ranked);
     if (!estimate_row(facts, row, canonical(problem), &ranked, why)) return false;
-    // All rows are scaled alike, so the order stays.
-    if (ranked.estimate.flops > 0)
-      choice->estimate.seconds =
-          ranked.estimate.seconds * (choice->estimate.flops / ranked.estimate.flops);
+    // By sizes alone, which no row counts in its own way: the order stays.
+    const tsr_problem &p = problem.p;
+    choice->estimate.seconds = ranked.estimate.seconds * static_cast<double>(p.batch) *
+                               (static_cast<double>(p.seq_q) / kCanonicalRows) *
+                               (static_cast<double>(p.seq_k) / kCanonicalRows);
   }
   return true;
 }

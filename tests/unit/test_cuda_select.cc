@@ -280,28 +280,34 @@ Test(cuda_select, short_queries_take_split_rows) {
 }
 
 // With batch_invariant neither the batch nor padding may change the row, nor where keys are cut.
+void expect_one_row(const DeviceFacts &device, tsr_dtype dtype, int64_t dim, tsr_causal causal) {
+  tsr_problem p = problem_of(1, 8, 2, 1, 300, dim, dim, dtype);
+  p.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
+  p.causal = causal;
+  const Winner first = select(device, p);
+  cr_assert_not_null(first.row);
+  tsr_problem paged = p;
+  paged.arrays = TSR_ARRAY_USED_K;
+  paged.page_size = 16, paged.max_pages = 19, paged.num_pages = 40, paged.seq_k = 0;
+  cr_expect_eq(select(device, paged).row, first.row, "keys in pages");
+  for (int64_t batch : {1, 3, 64, 500})
+    for (int64_t sq : {1, 7, 65, 100, 4000})
+      for (int64_t sk : {1, 70, 300, 70000}) {
+        p.batch = batch, p.seq_q = sq, p.seq_k = sk;
+        const Winner w = select(device, p);
+        cr_assert_eq(w.row, first.row, "%s for %lld x %lld x %lld, %s before", w.row->name,
+                     static_cast<long long>(batch), static_cast<long long>(sq),
+                     static_cast<long long>(sk), first.row->name);
+        cr_expect_eq(w.choice.cut.part_keys, first.choice.cut.part_keys);
+      }
+}
+
 Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
   for (const DeviceFacts &device : kDevices)
-    for (int64_t dim : {64, 128}) {
-      tsr_problem p = problem_of(1, 8, 2, 1, 300, dim, dim);
-      p.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
-      const Winner first = select(device, p);
-      cr_assert_not_null(first.row);
-      tsr_problem paged = p;
-      paged.arrays = TSR_ARRAY_USED_K;
-      paged.page_size = 16, paged.max_pages = 19, paged.num_pages = 40, paged.seq_k = 0;
-      cr_expect_eq(select(device, paged).row, first.row, "keys in pages");
-      for (int64_t batch : {1, 3, 64, 500})
-        for (int64_t sq : {1, 7, 100, 4000})
-          for (int64_t sk : {1, 300, 70000}) {
-            p.batch = batch, p.seq_q = sq, p.seq_k = sk;
-            const Winner w = select(device, p);
-            cr_assert_eq(w.row, first.row, "%s for %lld x %lld x %lld, %s before", w.row->name,
-                         static_cast<long long>(batch), static_cast<long long>(sq),
-                         static_cast<long long>(sk), first.row->name);
-            cr_expect_eq(w.choice.cut.part_keys, first.choice.cut.part_keys);
-          }
-    }
+    for (tsr_dtype dtype : {TSR_DTYPE_F32, TSR_DTYPE_F16})
+      for (int64_t dim : {40, 64, 128})
+        for (tsr_causal causal : {TSR_CAUSAL_NONE, TSR_CAUSAL_BOTTOM_RIGHT})
+          expect_one_row(device, dtype, dim, causal);
 }
 
 Test(cuda_select, empty_problems_need_no_block) {
