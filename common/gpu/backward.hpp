@@ -120,7 +120,7 @@ struct Backward {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
         const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
-        const float low = kAny ? low_of(args, stat, shared.stats + i0 + q) : 0.0f;
+        const float low = kAny ? low_of(args, shared.stats, i0 + q, shared.rule.sq) : 0.0f;
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL

@@ -140,7 +140,7 @@ struct QueryTiles {
       const int f = r / U::kRows;
       const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
       const RowStat stat = shared_at<RowStat>(kStats + static_cast<uint32_t>(row) * 16);
-      const float low = kAny ? low_of(args, stat, shared.stats + i0 + row) : 0.0f;
+      const float low = kAny ? low_of(args, shared.stats, i0 + row, shared.rule.sq) : 0.0f;
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL

@@ -42,9 +42,9 @@ TSRI_DEVICE int stats_class(uint32_t stats, int r0, int r1, int32_t prefix, int3
       rows_class(RowBand{first.lo, first.hi}, RowBand{last.lo, last.hi}, prefix), j0, j1);
 }
 
-// LSE's second part of the row of stats; an unused row has none.
-TSRI_DEVICE float low_of(const BackwardArgs &args, const RowStat &stat, int64_t row) {
-  return args.lse_low && stat.lo <= stat.hi ? args.lse_low[row] : 0.0f;
+// LSE's second part for query i of `length` used ones, of which the first is row `first` of stats.
+TSRI_DEVICE float low_of(const BackwardArgs &args, int64_t first, int32_t i, int64_t length) {
+  return args.lse_low && i >= 0 && i < length ? args.lse_low[first + i] : 0.0f;
 }
 
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
