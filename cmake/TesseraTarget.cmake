@@ -29,7 +29,9 @@ function(tessera_target_defaults target)
     "$<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off;-fno-math-errno;-fno-trapping-math;${_tessera_warnings}>"
     "$<$<COMPILE_LANGUAGE:C>:${_tessera_warnings_c}>"
     "$<$<COMPILE_LANGUAGE:CXX>:-fno-exceptions;-fno-rtti>"
-    "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>"
+    # The stubs that nvcc makes are never called (launches name their address), but what they refer to would
+    # ask a C program for the C++ library.
+    "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-ffp-contract=off,-fno-exceptions,-fno-threadsafe-statics,-Wall,-Wextra>"
     "$<$<BOOL:${TESSERA_WERROR}>:$<IF:$<COMPILE_LANGUAGE:CUDA>,-Werror=all-warnings,-Werror>>")
   get_target_property(_type ${target} TYPE)
   if(_type MATCHES "^(OBJECT|STATIC)_LIBRARY$")

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/gpu/arguments.hpp"
+#include "common/score.h"
 #include "common/workspace.h"
 #include "runtime.h"
 
@@ -51,6 +52,16 @@ bool set_pass(int64_t tiles, int64_t chunks, int64_t heads, int64_t slots, PassC
   return true;
 }
 
+// Whether the stored O and LSE are too coarse for every row: the rounding of O becomes an error of delta
+// that all keys of a row share, which shows where there are few of them, or in few rows. It may not
+// depend on sizes where results may not.
+bool finds_stats(const Row &row, const tsr_problem &p) {
+  constexpr int64_t kManyKeys = 1024, kManyRows = 64;
+  const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
+  return row.dtype == TSR_DTYPE_F32 || p.determinism == TSR_DETERMINISM_BATCH_INVARIANT ||
+         p.seq_k <= kManyKeys || tsri_mul_sat(p.seq_q, group) < kManyRows;
+}
+
 bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
   const int64_t *stride = p.bias.stride;
   const int64_t tiles_q = stride[2] ? ceil_div(p.seq_q, row.backward.query_q) : 1;
@@ -68,17 +79,20 @@ bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason
 struct Shares {
   void *dout;
   gpu::RowStat *stats;
+  float *lse_low; // `any` rows
   float *dq_sum;
 };
 
-Shares take(tsri_workspace *ws, const tsr_problem &p, const BackwardCut &cut) {
+Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   Shares m = {};
   if (cut.converts)
     m.dout = tsri_workspace_take(ws, tsri_mul_sat(cut.rows, p.dim_v), sizeof(uint16_t));
   m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
+  if (row.any) m.lse_low = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(
-        tsri_workspace_take(ws, tsri_mul_sat(cut.rows, cut.dq_columns), sizeof(float)));
+        tsri_workspace_take(
+        ws, tsri_mul_sat(cut.rows, int64_t{cut.dq_chunks} * cut.dq_columns), sizeof(float)));
   return m;
 }
 
@@ -133,25 +147,30 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
   cut->sums = queries && keys && p.determinism == TSR_DETERMINISM_DEFAULT;
-  cut->dq_columns = static_cast<int32_t>(ceil_div(p.dim_qk, 16) * 16);
+  cut->dq_columns = row.backward.chunk_qk;
+  cut->dq_chunks = static_cast<int32_t>(ceil_div(p.dim_qk, row.backward.chunk_qk));
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
+  const int64_t query_tiles =
+      tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
+  cut->stats_always = finds_stats(row, p);
+  if (!set_pass(query_tiles, 1, p.heads_q, slots_q, &cut->stats, why)) return false;
   if (keys && !set_pass(tiles_of(p.seq_k, p.total_k, packed_k, p.batch, row.tile_k),
                         max64(ceil_div(p.dim_qk, row.backward.chunk_qk),
                               ceil_div(p.dim_v, row.backward.chunk_v)),
                         p.heads_kv, slots_k, &cut->keys, why))
     return false;
   if (queries && !cut->sums &&
-      !set_pass(tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q),
-                ceil_div(p.dim_qk, row.backward.query_chunk), p.heads_q, slots_q, &cut->queries, why))
+      !set_pass(query_tiles, ceil_div(p.dim_qk, row.backward.query_chunk), p.heads_q, slots_q,
+                &cut->queries, why))
     return false;
   return p.dbias.dtype == TSR_DTYPE_NONE || cut_bias(row, p, cut, why);
 }
 
-int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut) {
+int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   tsri_workspace ws = {nullptr, 0};
-  take(&ws, p, cut);
+  take(&ws, row, p, cut);
   return ws.used;
 }
 
@@ -165,7 +184,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   const BackwardCut &cut = plan.choice.cut.backward;
   const tsr_problem &p = plan.problem->p;
   tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
-  const Shares shares = take(&ws, p, cut);
+  const Shares shares = take(&ws, *plan.row, p, cut);
   Steps steps = {plan, {}, why};
   gpu::Call &call = steps.args.call;
   fill_call(*plan.problem, args, &call);
@@ -176,11 +195,16 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     call.vector = gpu::vector_bits(call.p);
   }
   steps.args.stats = shares.stats;
+  steps.args.lse_low = shares.lse_low;
   steps.args.dq_sum = shares.dq_sum;
   steps.args.dq_columns = cut.dq_columns;
+  steps.args.dq_chunks = cut.dq_chunks;
+  steps.args.lse_unit = plan.row->any ? 1.0f : static_cast<float>(TSRI_LOG2E);
+  steps.args.stats_always = cut.stats_always;
   steps.args.bias_tiles_q = cut.bias_tiles_q;
   steps.args.bias_tiles_k = cut.bias_tiles_k;
   return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
+         steps.launch_pass(kEntryStats, cut.stats) &&
          steps.launch_pass(kEntryMain, cut.keys) &&
          steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0) &&
          steps.launch_pass(kEntryDq, cut.queries) &&

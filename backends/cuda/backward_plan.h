@@ -4,7 +4,8 @@
 // what workspace they share, and the run itself. The order, each step only where it is needed:
 //
 //   convert   dO as float32 becomes the element type of the products
-//   prepare   LSE in base two, delta and the band of every query row; float sums of dQ set to zero
+//   prepare   LSE, delta and the band of every query row; float sums of dQ set to zero
+//   stats     LSE and delta found again from the scores, for the tiles of rows that need it
 //   main      dK, dV, and additions to the sums of dQ
 //   finish    dQ from its sums
 //   dq        dQ without sums: where additions in any order are not allowed, or nothing but dQ is wanted
@@ -27,7 +28,7 @@ extern const Entry backward_entries[kBackwardPasses];
 // The steps and their blocks; false, with the reason, where one does not fit a launch.
 bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why);
 // Bytes of workspace; INT64_MAX: too many.
-int64_t backward_workspace(const tsr_problem &p, const BackwardCut &cut);
+int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardCut &cut);
 // Makes the device functions of the shared passes ready on a device.
 bool backward_prepare(int32_t device, tsr_reason *why);
 bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);

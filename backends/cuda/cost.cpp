@@ -221,7 +221,7 @@ double backward_bytes(const tsr_resolved &problem, const Visits &visits, const B
                          dv * (bytes_of(p.o.dtype) + 2 * bytes_of(p.dout.dtype)) + 2 * 16) +
                  keys * (dqk * (bytes_of(p.k.dtype) + bytes_of(p.dk.dtype)) +
                          dv * (bytes_of(p.v.dtype) + bytes_of(p.dv.dtype)));
-  if (cut.sums) bytes += 4 * 4.0 * rows * cut.dq_columns;
+  if (cut.sums) bytes += 4 * 4.0 * rows * cut.dq_columns * cut.dq_chunks;
   if (cut.converts) bytes += 2 * rows * dv * bytes_of(p.q.dtype);
   const double slices = (p.bias.stride[0] ? static_cast<double>(p.batch) : 1) *
                         (p.bias.stride[1] ? static_cast<double>(p.heads_q) : 1);
@@ -247,6 +247,10 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                               pass(row.entry[kEntryMain], cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),
                               row.tile_q);
+  if (cut.stats_always)
+    cycles += pass_cycles(facts, row,
+                          pass(row.entry[kEntryStats], cut.stats.blocks, 1, t.query_q, t.query_k, 0),
+                          t.query_k);
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryDq], cut.queries.blocks, cut.queries.chunks, t.query_q,
                              t.query_k, t.query_chunk),
@@ -254,7 +258,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
   cycles += pass_cycles(facts, row,
                         pass(row.entry[kEntryBias], cut.bias_blocks, 1, t.query_q, t.query_k, 0),
                         t.query_k);
-  const double launches = 1 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
+  const double launches = 2 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
                           (cut.bias_blocks > 0) + cut.sums + cut.converts + (p.dsink != 0);
   return fmax(cycles / facts.clock,
               backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +

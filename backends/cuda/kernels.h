@@ -29,15 +29,15 @@ struct Entry {
   uint32_t shared_bytes;
 };
 
-// Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryDq makes dQ by
-// itself, without sums; kEntryBias makes dBias and exists in `any` rows. What does not depend on the row
-// is in backward_rows.cu.
-enum { kEntryMain = 0, kEntryDq = 1, kEntryBias = 2, kEntryCount = 3 };
+// Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryStats finds LSE and
+// delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows.
+// What does not depend on the row is in backward_rows.cu.
+enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryCount = 4 };
 
 // The tiles of a backward row beyond tile_q x tile_k of kEntryMain.
 struct BackwardTiles {
   int32_t chunk_qk, chunk_v;    // kEntryMain: columns of dK (and dQ), and of dV, per block
-  int32_t query_q, query_k;     // kEntryDq and kEntryBias
+  int32_t query_q, query_k;     // kEntryStats, kEntryDq and kEntryBias
   int32_t query_chunk;          // kEntryDq: columns of dQ per block
 };
 

@@ -278,7 +278,7 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
   const int64_t workspace = row.family == Family::kBackward
-                                ? backward_workspace(problem.p, choice->cut.backward)
+                                ? backward_workspace(row, problem.p, choice->cut.backward)
                                 : launch_workspace(row, problem, choice->cut);
   if (workspace == INT64_MAX) return refuse(why, "needs more workspace than can be addressed");
   choice->estimate.workspace = static_cast<size_t>(workspace);

@@ -32,11 +32,13 @@ struct PassCut {
 struct BackwardCut {
   int64_t rows;        // query rows of all heads
   int64_t row_blocks;  // of the passes over them
+  PassCut stats;       // kEntryStats
+  bool stats_always;   // see BackwardStats
   PassCut keys;        // kEntryMain
   PassCut queries;     // kEntryDq
   int64_t bias_blocks; // kEntryBias
   int32_t bias_tiles_q, bias_tiles_k;
-  int32_t dq_columns;  // of a row of float sums
+  int32_t dq_columns, dq_chunks; // float sums of dQ: columns of a chunk, chunks
   bool sums;           // dQ comes from float sums
   bool converts;       // dO is converted first
 };

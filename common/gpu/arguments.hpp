@@ -7,10 +7,11 @@
 // A launch is one row of blocks. Block number -> work, fastest index first:
 //   forward    query tile, chunk of Dv, query head, batch       (packed: query tiles of all sequences)
 //   split      chunk of Dv, row tile, KV head, part of the keys, batch   (see split_rows.hpp)
+//   stats      query tile, query head, batch
 //   dQ         query tile, chunk of Dqk, query head, batch
 //   dK, dV     key tile, chunk, KV head, batch                  (packed: key tiles of all sequences)
 //   dBias      key tile, query tile, head, batch of the bias (1 where it is broadcast)
-//   convert, prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), one per wave, strided by the launch
+//   convert, prepare, finish   rows of [B, Hq, Sq] (packed: [Hq, total_q]), strided by the launch
 //   dSink      query head
 #ifndef TESSERA_COMMON_GPU_ARGUMENTS_HPP_
 #define TESSERA_COMMON_GPU_ARGUMENTS_HPP_
@@ -86,7 +87,7 @@ struct SplitArgs {
 
 // What backward needs of a query row besides the tensors; made by the preparing kernel.
 struct alignas(16) RowStat {
-  float lse2;     // LSE in base two; +inf for a row that sees nothing, so that p = 0
+  float lse;      // LSE in the unit of BackwardArgs; +inf for a row that sees nothing, so that p = 0
   float delta;    // rowsum(dO * O) - dLSE
   int32_t lo, hi; // its band of keys; lo > hi: not a used row
 };
@@ -97,9 +98,12 @@ struct BackwardArgs {
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
+  float *lse_low; // [B, Hq, Sq]: what the natural LSE has beyond RowStat::lse; NULL: nothing
   float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
   int32_t dq_columns; // columns that a block makes: the row's kChunkQk
   int32_t dq_chunks;  // ceil(Dqk / dq_columns)
+  float lse_unit;     // log2(e): LSE is kept in base two, for rows of interval masks. 1: natural
+  int32_t stats_always; // BackwardStats leaves no tile of rows out
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
 };

@@ -78,6 +78,12 @@ struct Backward {
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
                 "every wave has whole accumulators in every product");
+  // A wave's columns begin where the swizzle of its lanes' offsets has nothing to carry.
+  static constexpr bool columns_align(int tiles) {
+    return (tiles & (tiles - 1)) == 0 || tiles * 16 * static_cast<int>(sizeof(E)) % 128 == 0;
+  }
+  static_assert(columns_align(kOutK) && columns_align(kOutV) && columns_align(kOutQ),
+                "column tiles of a wave are a power of two or whole swizzles");
   static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
   static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
 
@@ -99,14 +105,14 @@ struct Backward {
     const uint32_t y_offset =
         U::template con_offset<TY::kRowBytes>(y) + row * TY::kRowBytes;
     const typename U::Free none[kFree][1] = {};
-    score_product<U, TY, TX, kDepth, false>(acc, y_offset, x_offset, none);
+    score_product<U, TY, TX, kDepth, false, true>(acc, y_offset, x_offset, none);
   }
 
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
   template <bool kEdge>
   TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit,
                                         int32_t prefix, int32_t key0, int32_t i0, int row,
-                                        const ScoreTerms &terms, float keep_scale) {
+                                        const Args &args, const Shared &shared) {
     TSRI_UNROLL
     for (int c = 0; c < kGroup; ++c)
       TSRI_UNROLL
@@ -114,6 +120,7 @@ struct Backward {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
         const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
+        const float low = kAny ? low_of(args, stat, shared.stats + i0 + q) : 0.0f;
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
@@ -121,7 +128,8 @@ struct Backward {
             if (U::con_element(other) != U::con_element(e)) continue;
             const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
-            differentiate_one<kAny, kEdge>(x, y, stat, unit, prefix, i0 + q, j, terms, keep_scale);
+            differentiate_one<kAny, kEdge>(x, y, stat, low, unit, prefix, i0 + q, j, shared.terms,
+                                           args.call.keep_scale);
           }
       }
   }
@@ -358,7 +366,7 @@ struct Backward {
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-    if (args.dq_sum && k_bytes < TileK::kRowBytes)
+    if (args.dq_sum && chunk < args.dq_chunks)
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,
                   kS + slot * TileP::kBytes, shared.sum_rows[slot], k_bytes);
@@ -378,10 +386,9 @@ struct Backward {
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
-    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
-                            : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
-    TSRI_UNROLL
+    TSRI_NO_UNROLL // unrolled, the groups' loads move together and registers run out
     for (int group = 0; group < kCon / kGroup; ++group) {
       Scores s, dp;
       const int row = query_row() + group * kGroup * U::kCon;
@@ -393,15 +400,13 @@ struct Backward {
         multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile, row);
         multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile, row);
         if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
-          differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
-                              args.call.keep_scale);
+          differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         else
-          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, shared.terms,
-                               args.call.keep_scale);
+          differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         if (kDirect) {
-          if (v_bytes < TileV::kRowBytes)
+          if (chunk * kChunkV < args.call.p.dim_v)
             accumulate_direct<kOutV, TileO>(dv, s, o_tile + v_bytes, row);
-          if (k_bytes < TileK::kRowBytes)
+          if (chunk * kChunkQk < args.call.p.dim_qk)
             accumulate_direct<kOutK, TileQ>(dk, dp, q_tile + k_bytes, row);
         }
       } else {
@@ -413,8 +418,8 @@ struct Backward {
     }
     if (kDirect) return;
     sync_group(1 + wave() / kOtherWaves, kOtherWaves * U::kWave);
-    if (v_bytes < TileV::kRowBytes) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-    if (k_bytes < TileK::kRowBytes) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
+    if (chunk * kChunkV < args.call.p.dim_v) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+    if (chunk * kChunkQk < args.call.p.dim_qk) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
   }
 };
 

@@ -14,8 +14,9 @@ namespace tessera {
 namespace gpu {
 
 // What both are made of: tiles of Q and dO against tiles of K and V, and dS of a pair of tiles.
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny>
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny>
 struct QueryTiles {
+  using U = typename Unit::Fresh; // the accumulators leave no registers for offsets
   using E = typename U::Element;
   using Args = BackwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
@@ -67,6 +68,27 @@ struct QueryTiles {
     if (kAny) shared.terms = score_terms(args.call, shared.sequence, b, h);
   }
 
+  // The block's place and query head, of which the shared state is told. All threads call it.
+  TSRI_DEVICE_MEMBER uint32_t find(const Args &args, Shared &shared, int32_t chunks) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    const uint32_t tile = block_index() % static_cast<uint32_t>(args.tiles);
+    const uint32_t n =
+        block_index() / static_cast<uint32_t>(args.tiles) / static_cast<uint32_t>(chunks);
+    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
+    if (wave() == 0) {
+      Place place = {n / static_cast<uint32_t>(p.heads_q), static_cast<int32_t>(tile)};
+      if (a.cu_q)
+        place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
+      if (thread_index() == 0) {
+        shared.place = place;
+        if (place.b >= 0) take(args, shared, place.b, h);
+      }
+    }
+    sync_block();
+    return h;
+  }
+
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int32_t i0) {
     load_tile<E, TileQ, kThreads, kAny, false>(kQ, shared.q, i0, 0);
     load_tile<E, TileO, kThreads, kAny, false>(kO, shared.dout, i0, 0);
@@ -98,8 +120,7 @@ struct QueryTiles {
     if (first >= last) return false;
     const int tile_class = stats_class(kStats, first, last, prefix, key0, key0 + kTileK);
     if (tile_class == TSRI_TILE_SKIP) return false;
-    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
-                            : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny
     Scores s;
     multiply<kDqk / U::kStep, TileQ, TileK>(s, kQ, kK);
     multiply<kDv / U::kStep, TileO, TileV>(ds, kO, kV);
@@ -119,22 +140,25 @@ struct QueryTiles {
       const int f = r / U::kRows;
       const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
       const RowStat stat = shared_at<RowStat>(kStats + static_cast<uint32_t>(row) * 16);
+      const float low = kAny ? low_of(args, stat, shared.stats + i0 + row) : 0.0f;
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows)
             differentiate_one<kAny, kEdge, kOfBias>(
-                s[f][c].x[e], ds[f][c].x[e], stat, unit, prefix, i0 + row,
+                s[f][c].x[e], ds[f][c].x[e], stat, low, unit, prefix, i0 + row,
                 key0 + c * U::kCon + U::con_lane() + U::con_element(e), shared.terms,
                 args.call.keep_scale);
     }
   }
 };
 
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunk, int kWaves, bool kAny>
-struct BackwardQ : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
-  using Base = QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunk, int kWaves,
+          bool kAny>
+struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
+  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
+  using U = typename Base::U;
   using E = typename U::Element;
   using Args = BackwardArgs;
   using Shared = typename Base::Shared;
@@ -148,23 +172,10 @@ struct BackwardQ : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
-    uint32_t n = block_index();
-    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
-    n /= static_cast<uint32_t>(args.tiles);
-    const int chunk = static_cast<int>(n % static_cast<uint32_t>(args.chunks));
-    n /= static_cast<uint32_t>(args.chunks);
-    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
     Shared &shared = shared_at<Shared>(0);
-    if (Base::wave() == 0) {
-      Place place = {n / static_cast<uint32_t>(p.heads_q), static_cast<int32_t>(tile)};
-      if (a.cu_q)
-        place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
-      if (thread_index() == 0) {
-        shared.place = place;
-        if (place.b >= 0) Base::take(args, shared, place.b, h);
-      }
-    }
-    sync_block();
+    const uint32_t h = Base::find(args, shared, args.chunks);
+    const int chunk = static_cast<int>(block_index() / static_cast<uint32_t>(args.tiles) %
+                                       static_cast<uint32_t>(args.chunks));
     if (shared.place.b < 0) return;
     const int32_t row0 = shared.place.tile * kTileQ;
     if (row0 >= static_cast<int32_t>(shared.sequence.q.slot_len)) return;
@@ -208,9 +219,10 @@ struct BackwardQ : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   }
 };
 
-template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves>
-struct BackwardBias : QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, true> {
-  using Base = QueryTiles<U, kTileQ_, kTileK_, kDqk, kDv, kWaves, true>;
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves>
+struct BackwardBias : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true> {
+  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true>;
+  using U = typename Base::U;
   using Args = BackwardArgs;
   using Shared = typename Base::Shared;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;

@@ -76,6 +76,7 @@ struct BackwardPrepare {
       const RowStat stat = stat_of(args, row, lane);
       if (n >= rows) continue;
       if (lane == 0) args.stats[n] = stat;
+      if (lane == 0 && args.lse_low) args.lse_low[n] = 0.0f;
       if (!args.dq_sum) continue;
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk) {
         Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + (chunk * rows + n) * args.dq_columns);
@@ -108,7 +109,7 @@ struct BackwardPrepare {
     if (p.dlse.dtype != TSR_DTYPE_NONE)
       stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
-    if (lse != -infinity()) stat.lse2 = lse * static_cast<float>(TSRI_LOG2E);
+    if (lse != -infinity()) stat.lse = lse * args.lse_unit;
     return stat;
   }
 
@@ -244,14 +245,18 @@ struct BackwardSink {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
     const int64_t h = block_index();
-    const float sink = args.call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
+    const float sink = args.call.a.sink[h] * args.lse_unit;
+    const float base = static_cast<float>(TSRI_LOG2E) / args.lse_unit;
     const int64_t each = args.call.a.cu_q ? p.total_q : p.seq_q; // rows that follow each other
     const int64_t batches = args.call.a.cu_q ? 1 : p.batch;
     double sum = 0;
     for (int64_t n = thread_index(); n < batches * each; n += kThreads) {
-      const RowStat stat = args.stats[(n / each * p.heads_q + h) * each + n % each];
-      const float weight = exp2_of(sink - stat.lse2);
-      if (stat.lo <= stat.hi && weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
+      const int64_t row = (n / each * p.heads_q + h) * each + n % each;
+      const RowStat stat = args.stats[row];
+      if (stat.lo > stat.hi) continue;
+      const float low = args.lse_low ? args.lse_low[row] : 0.0f;
+      const float weight = exp2_of((sink - stat.lse - low) * base);
+      if (weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;
     shared_at<double>(at) = sum;

@@ -26,7 +26,7 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
 
 // score_product of a unit that splits numbers: loops over 128 bytes, where addresses move by constants,
 // stay loops, or the splitting would move ahead of everything else and registers run out.
-template <class U, class TX, class TY, int kDepth, int kFree, int kCon>
+template <class U, class TX, class TY, int kDepth, bool kTransposed, int kFree, int kCon>
 TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                      uint32_t y_offset) {
   constexpr int per_line = 128 / (U::kStep * static_cast<int>(sizeof(typename U::Element)));
@@ -46,7 +46,11 @@ TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32
         typename U::Con x;
         U::template load_con<TX::kRowBytes>(x, x_line, c * U::kCon, t);
         TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) U::score(acc[f][c], x, y[f]);
+        for (int f = 0; f < kFree; ++f)
+          if constexpr (kTransposed)
+            U::score_transposed(acc[f][c], x, y[f]);
+          else
+            U::score(acc[f][c], x, y[f]);
       }
     }
     x_line += 128;
@@ -59,12 +63,14 @@ TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32
 
 // acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
 // are those of the wave's first row. kKeep: the free operands are in registers already.
-template <class U, class TX, class TY, int kDepth, bool kKeep, int kFree, int kCon>
+// kTransposed: free is key and con is query.
+template <class U, class TX, class TY, int kDepth, bool kKeep, bool kTransposed = false, int kFree,
+          int kCon>
 TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                uint32_t y_offset,
                                const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
   if constexpr (U::kSplits) {
-    score_product_split<U, TX, TY, kDepth>(acc, x_offset, y_offset);
+    score_product_split<U, TX, TY, kDepth, kTransposed>(acc, x_offset, y_offset);
     return;
   }
   clear<U>(acc);

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "backends/cuda/sm80/unit_f32.hpp"
+#include "backends/hip/gfx11/unit.hpp"
+#include "backends/hip/gfx9/unit.hpp"
 #include "common/gpu/split.hpp"
 
 using namespace tessera::gpu;
@@ -24,6 +26,10 @@ using AnyBf16 = Split<MmaSync<BFloat16>, 64, 64, 64, 4, 3, true>;
 using EdgeF32 = Split<MmaSyncBf16x6, 32, 64, 64, 2, 4, false>;
 using AnyF32 = Split<MmaSyncBf16x6, 32, 64, 64, 2, 2, true>;
 using WideF16 = Split<MmaSync<Half>, 64, 128, 32, 2, 2, false>; // 32 keys of a wave, chunks of Dv
+using MfmaF16 = Split<Mfma<Half, 16>, 64, 64, 64, 2, 2, false>;
+using MfmaBf16 = Split<Mfma<BFloat16, 32>, 64, 64, 64, 2, 2, true>;
+using WmmaF16 = Split<WmmaGfx11<Half>, 64, 64, 64, 2, 2, true>;
+using WmmaBf16 = Split<WmmaGfx12<BFloat16>, 128, 64, 64, 4, 2, false>;
 
 } // namespace
 
@@ -32,6 +38,10 @@ TSRI_GPU_KERNEL(test_split_any_bf16, AnyBf16, SplitArgs)
 TSRI_GPU_KERNEL(test_split_edge_f32, EdgeF32, SplitArgs)
 TSRI_GPU_KERNEL(test_split_any_f32, AnyF32, SplitArgs)
 TSRI_GPU_KERNEL(test_split_wide_f16, WideF16, SplitArgs)
+TSRI_GPU_KERNEL(test_split_mfma_f16, MfmaF16, SplitArgs)
+TSRI_GPU_KERNEL(test_split_mfma_bf16, MfmaBf16, SplitArgs)
+TSRI_GPU_KERNEL(test_split_wmma_f16, WmmaF16, SplitArgs)
+TSRI_GPU_KERNEL(test_split_wmma_bf16, WmmaBf16, SplitArgs)
 
 namespace {
 
@@ -63,7 +73,7 @@ struct Kernel {
   const char *name;
   void (*function)(const void *);
   tsr_dtype dtype;
-  int dim_qk, dim_v, tile_k, threads;
+  int dim_qk, dim_v, tile_q, tile_k, threads, wave;
   uint32_t shared_bytes;
   bool any;
   double tolerance; // of O, for values of about 1
@@ -72,8 +82,8 @@ struct Kernel {
 template <class C>
 Kernel kernel_of(const char *name, void (*function)(const void *), int dim_qk, int dim_v, bool any,
                  double tolerance) {
-  return Kernel{name, function, DtypeOf<typename C::E>::value, dim_qk, dim_v, C::kTileK, C::kThreads,
-                C::kSharedBytes, any, tolerance};
+  return Kernel{name, function, DtypeOf<typename C::E>::value, dim_qk, dim_v, C::kTileQ, C::kTileK,
+                C::kThreads, C::Wave::kThreads, C::kSharedBytes, any, tolerance};
 }
 
 // A tensor of a problem: memory with the layout's strides, 16-byte aligned.
@@ -338,10 +348,10 @@ bool run(Case &c, const Kernel &kernel, int64_t part_keys, char *why, size_t cap
   args.call.keep_scale = p.dropout < 1 ? 1.0f / (1.0f - p.dropout) : 0.0f;
   args.part_keys = part_keys;
   args.splits = static_cast<int32_t>(larger<int64_t>((p.seq_k + args.part_keys - 1) / args.part_keys, 1));
-  args.row_tiles = static_cast<int32_t>((p.seq_q * c.group + 15) / 16);
+  args.row_tiles = static_cast<int32_t>((p.seq_q * c.group + kernel.tile_q - 1) / kernel.tile_q);
   args.chunks = static_cast<int32_t>((p.dim_v + kernel.dim_v - 1) / kernel.dim_v);
   const int64_t units = p.batch * p.heads_kv * args.row_tiles;
-  const size_t parts = static_cast<size_t>(units * args.splits * 16);
+  const size_t parts = static_cast<size_t>(units * args.splits * kernel.tile_q);
   Tensor part_o;
   part_o.make(parts * static_cast<size_t>(p.dim_v) * 4, 0xff);
   std::vector<float> part_lse(parts, NAN), part_max(parts, NAN);
@@ -350,7 +360,7 @@ bool run(Case &c, const Kernel &kernel, int64_t part_keys, char *why, size_t cap
   args.part_lse = part_lse.data();
   args.part_max = kernel.any ? part_max.data() : nullptr;
   args.counters = counters.data();
-  return emulate(kernel.function, &args, units * args.chunks * args.splits, kernel.threads, 32,
+  return emulate(kernel.function, &args, units * args.chunks * args.splits, kernel.threads, kernel.wave,
                  kernel.shared_bytes, why, capacity);
 }
 
@@ -475,6 +485,10 @@ int main(int argc, char **argv) {
       kernel_of<EdgeF32>("f32 edge", test_split_edge_f32, 64, 64, false, 5e-6),
       kernel_of<AnyF32>("f32 any", test_split_any_f32, 64, 64, true, 1e-5),
       kernel_of<WideF16>("f16 wide", test_split_wide_f16, 128, 32, false, 1e-3),
+      kernel_of<MfmaF16>("MFMA 16 f16 edge", test_split_mfma_f16, 64, 64, false, 1e-3),
+      kernel_of<MfmaBf16>("MFMA 32 bf16 any", test_split_mfma_bf16, 64, 64, true, 1.2e-2),
+      kernel_of<WmmaF16>("WMMA gfx11 f16 any", test_split_wmma_f16, 64, 64, true, 1.5e-3),
+      kernel_of<WmmaBf16>("WMMA gfx12 bf16 edge", test_split_wmma_bf16, 64, 64, false, 8e-3),
   };
   for (const Kernel &kernel : kernels)
     for (int seed = first; seed < first + count; ++seed) test_random(kernel, seed);

@@ -140,14 +140,17 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
   }
 
   // acc += a b, both halves of b in turn so that no instruction waits for the one before it.
+  // kSwapped: in the order that b a has.
+  template <bool kSwapped = false>
   TSRI_DEVICE_MEMBER void multiply(Acc &acc, const Planes &a, const Planes &b) {
-    constexpr int plane_a[5] = {0, 2, 1, 0, 1}, plane_b[5] = {2, 0, 1, 1, 0};
+    constexpr int one[5] = {0, 2, 1, 0, 1}, other[5] = {2, 0, 1, 1, 0};
     float small[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     TSRI_UNROLL
     for (int n = 0; n < 5; ++n)
       TSRI_UNROLL
       for (int half = 0; half < 2; ++half)
-        mma16(BFloat16{}, small + 4 * half, a.r[plane_a[n]], b.r[plane_b[n]] + 2 * half);
+        mma16(BFloat16{}, small + 4 * half, a.r[kSwapped ? other[n] : one[n]],
+              b.r[kSwapped ? one[n] : other[n]] + 2 * half);
     TSRI_UNROLL
     for (int half = 0; half < 2; ++half)
       mma16(BFloat16{}, acc.x + 4 * half, a.r[0], b.r[0] + 2 * half);
@@ -155,6 +158,11 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
     for (int e = 0; e < Base::kElements; ++e) acc.x[e] += small[e];
   }
   TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) { multiply(acc, y, x); }
+  // score where free and con have changed places: the same products added in the same order, so that a
+  // score does not depend on which of them is free.
+  TSRI_DEVICE_MEMBER void score_transposed(Acc &acc, const Con &x, const Free &y) {
+    multiply<true>(acc, y, x);
+  }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL
     for (int i = 0; i < 4; ++i) split(p, i, acc.x[2 * i], acc.x[2 * i + 1]);

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward's numbers of a row by a walk over its keys, before the gradients: two products and an online
+// softmax, in the orientation of forward.
+#ifndef TESSERA_COMMON_GPU_BACKWARD_STATS_HPP_
+#define TESSERA_COMMON_GPU_BACKWARD_STATS_HPP_
+
+#include "common/gpu/backward_query.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// LSE and delta of every row found again from the scores: delta = sum_j p_j dP_j - dLSE over the very dP
+// that the gradients are made of, so that a row's dS sums to zero, and is zero with a single key. The
+// stored O and LSE have lost that to their rounding. Left out for tiles of rows whose LSE is small, unless
+// stats_always: there a long sum hides the difference.
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny>
+struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
+  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
+  using U = typename Base::U;
+  using Args = BackwardArgs;
+  using Shared = typename Base::Shared;
+  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
+  static constexpr int kThreads = Base::kThreads, kFree = Base::kFree, kCon = Base::kCon;
+  static constexpr int kRows = kFree * U::kRows; // of a lane
+  static constexpr uint32_t kSharedBytes = Base::kSharedBytes;
+  // LSE beyond this makes p inexact in 16 bits: its rounding is a relative error of p.
+  static constexpr float kLargeLse = 256.0f;
+
+  struct State {
+    float max, sum, delta; // sum and delta: this lane's share
+  };
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    Shared &shared = shared_at<Shared>(0);
+    const uint32_t h = Base::find(args, shared, 1);
+    if (shared.place.b < 0) return;
+    const int32_t row0 = shared.place.tile * kTileQ;
+    if (row0 >= static_cast<int32_t>(shared.sequence.q.slot_len)) return;
+    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
+                                                   shared.sequence.q.slot_begin);
+    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
+    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
+    if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
+    Base::load_queries(args, shared, i0);
+    copy_commit();
+    copy_wait<0>();
+    sync_block();
+    if (!args.stats_always && !has_large(args)) return;
+    State state[kRows];
+    TSRI_UNROLL
+    for (int r = 0; r < kRows; ++r) state[r] = State{-infinity(), 0.0f, 0.0f};
+    TSRI_NO_UNROLL
+    for (int32_t t = 0; t < tiles.count; ++t) {
+      const int32_t key0 = KeyTiles::at(tiles, t) * kTileK;
+      Base::load_keys(shared, key0);
+      copy_commit();
+      copy_wait<0>();
+      sync_block();
+      add_tile(args, shared, state, i0, key0);
+      sync_block();
+    }
+    finish(args, shared, state, h, i0);
+  }
+
+  TSRI_DEVICE_MEMBER bool has_large(const Args &args) {
+    bool large = false;
+    for (int r = thread_index() % U::kWave; r < kTileQ; r += U::kWave) {
+      const RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(r) * 16);
+      if (stat.lo <= stat.hi && !(stat.lse <= kLargeLse * args.lse_unit &&
+                                  stat.lse >= -kLargeLse * args.lse_unit))
+        large = true;
+    }
+    return any_lane(large); // every wave looks at the whole tile: all agree
+  }
+
+  TSRI_DEVICE_MEMBER void add_tile(const Args &args, const Shared &shared, State (&state)[kRows],
+                                   int32_t i0, int32_t key0) {
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const float unit = kAny ? 1.0f : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    typename Base::Scores s, dp;
+    Base::template multiply<kDqk / U::kStep, typename Base::TileQ, typename Base::TileK>(
+        s, Base::kQ, Base::kK);
+    Base::template multiply<kDv / U::kStep, typename Base::TileO, typename Base::TileV>(
+        dp, Base::kO, Base::kV);
+    TSRI_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int f = r / U::kRows;
+      const int row = Base::wave_row() + f * U::kFree + U::free_of(r % U::kRows);
+      const RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
+      float most = state[r].max;
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) {
+          if (U::slot(e) != r % U::kRows) continue;
+          const int32_t j = key0 + c * U::kCon + U::con_lane() + U::con_element(e);
+          float &x = s[f][c].x[e], &y = dp[f][c].x[e];
+          x = score<kAny>(shared.terms, stat, unit, prefix, i0 + row, j, x, y, args.call.keep_scale);
+          most = larger_of(most, x);
+        }
+      most = U::max_con(most);
+      const float zero = most == -infinity() ? 0.0f : most;
+      const float base = kAny ? static_cast<float>(TSRI_LOG2E) : 1.0f;
+      const float shrink = exp2_of((state[r].max - zero) * base);
+      float sum = state[r].sum * shrink, delta = state[r].delta * shrink;
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) {
+          if (U::slot(e) != r % U::kRows) continue;
+          const float p = exp2_of((s[f][c].x[e] - zero) * base);
+          sum += p;
+          delta = multiply_add(p, dp[f][c].x[e], delta);
+        }
+      state[r] = State{most, sum, delta};
+    }
+  }
+
+  // The score of a pair, -inf where it is hidden; dp after dropout, 0 where the interval rule hides.
+  template <bool kTerms>
+  TSRI_DEVICE_MEMBER float score(const ScoreTerms &terms, const RowStat &stat, float unit,
+                                 int32_t prefix, int32_t i, int32_t j, float dot, float &dp,
+                                 float keep_scale) {
+    if (!stat_allows(stat, prefix, j)) {
+      dp = 0.0f;
+      return -infinity();
+    }
+    if (!kTerms) return dot * unit;
+    if (terms.drops) dp = keep_key(terms, i, j) ? dp * keep_scale : 0.0f;
+    return score_of(terms, dot, i, j);
+  }
+
+  TSRI_DEVICE_MEMBER void finish(const Args &args, const Shared &shared, State (&state)[kRows],
+                                 uint32_t h, int32_t i0) {
+    const tsr_problem &p = args.call.p;
+    const float base = kAny ? static_cast<float>(TSRI_LOG2E) : 1.0f;
+    TSRI_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int row = Base::wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+      const int32_t i = i0 + row;
+      float sum = U::sum_con(state[r].sum), delta = U::sum_con(state[r].delta);
+      if (i < 0 || i >= static_cast<int32_t>(shared.sequence.q.len) || !U::leads_row()) continue;
+      float most = state[r].max;
+      if (p.sink) {
+        const float sink = args.call.a.sink[h] * args.lse_unit;
+        const float all = larger_of(most, sink);
+        const float shrink = all == -infinity() ? 0.0f : exp2_of((most - all) * base);
+        sum = sum * shrink + (all == -infinity() ? 0.0f : exp2_of((sink - all) * base));
+        delta *= shrink;
+        most = all;
+      }
+      RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
+      const bool empty = sum == 0.0f;
+      const float low = log_of(sum) * args.lse_unit;
+      stat.lse = empty ? infinity() : args.lse_low ? most : most + low;
+      if (args.lse_low) args.lse_low[shared.stats + i] = empty ? 0.0f : low;
+      stat.delta = empty ? 0.0f : delta / sum;
+      if (p.dlse.dtype != TSR_DTYPE_NONE)
+        stat.delta -= args.call.a.dlse[tsri_row_offset(p.dlse.stride, shared.place.b, h,
+                                                       shared.sequence.q.begin + i)];
+      args.stats[shared.stats + i] = stat;
+    }
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_BACKWARD_STATS_HPP_
