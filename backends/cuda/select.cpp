@@ -106,6 +106,9 @@ bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
 }
 
 bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why) {
+  // Where keys lie is no reason for other bits: rows that differ by pages alone may still differ in tiles.
+  if (!row.paged && problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
+    return refuse(why, "with batch_invariant only kernels that could take pages too are used");
   uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known |= kBackwardFeatures | (row.any ? kBackwardAnyFeatures : 0);

@@ -147,7 +147,7 @@ Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   p = problem_of(2, 4, 2, 128, 128, 64, 64);
   p.scale = -1;
   expect_row(h200, p, "_any_");
-  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel takes 0 .. 1e38") !=
+  cr_expect(select(h200, p).refusals.find("scale is -1; this kernel needs log2 e times it") !=
             std::string::npos);
   p.scale = 3e38f;
   expect_row(h200, p, "_any_");
@@ -287,6 +287,10 @@ Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
       p.determinism = TSR_DETERMINISM_BATCH_INVARIANT;
       const Winner first = select(device, p);
       cr_assert_not_null(first.row);
+      tsr_problem paged = p;
+      paged.arrays = TSR_ARRAY_USED_K;
+      paged.page_size = 16, paged.max_pages = 19, paged.num_pages = 40, paged.seq_k = 0;
+      cr_expect_eq(select(device, paged).row, first.row, "keys in pages");
       for (int64_t batch : {1, 3, 64, 500})
         for (int64_t sq : {1, 7, 100, 4000})
           for (int64_t sk : {1, 300, 70000}) {
