@@ -55,8 +55,11 @@ TSRI_DEVICE float weight_of(const BackwardArgs &args, int64_t first, int32_t i, 
   return kWeighs && i >= 0 && i < length ? args.weight[first + i] : 1.0f;
 }
 
+// A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
+// last one pass for a row that sees the prefix.
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
-  return (j >= stat.lo && j < stat.hi) || (j >= 0 && j < prefix && stat.lo <= stat.hi);
+  return (j >= stat.lo && j < stat.hi) ||
+         (j >= 0 && j < prefix && stat.lo >= prefix && stat.lo <= stat.hi);
 }
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
