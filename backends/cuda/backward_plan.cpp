@@ -79,7 +79,7 @@ bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason
 struct Shares {
   void *dout;
   gpu::RowStat *stats;
-  float *lse_low; // `any` rows
+  float *weight; // of rows as in Weighs of gradient.hpp
   float *dq_sum;
 };
 
@@ -88,7 +88,8 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   if (cut.converts)
     m.dout = tsri_workspace_take(ws, tsri_mul_sat(cut.rows, p.dim_v), sizeof(uint16_t));
   m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
-  if (row.any) m.lse_low = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
+  if (row.any || row.dtype == TSR_DTYPE_F32)
+    m.weight = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(
         tsri_workspace_take(
@@ -195,7 +196,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     call.vector = gpu::vector_bits(call.p);
   }
   steps.args.stats = shares.stats;
-  steps.args.lse_low = shares.lse_low;
+  steps.args.weight = shares.weight;
   steps.args.dq_sum = shares.dq_sum;
   steps.args.dq_columns = cut.dq_columns;
   steps.args.dq_chunks = cut.dq_chunks;

@@ -98,7 +98,7 @@ struct BackwardArgs {
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
-  float *lse_low; // [B, Hq, Sq]: what the natural LSE has beyond RowStat::lse; NULL: nothing
+  float *weight;  // [B, Hq, Sq]: factor of p beyond RowStat::lse; NULL: 1
   float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
   int32_t dq_columns; // columns that a block makes: the row's kChunkQk
   int32_t dq_chunks;  // ceil(Dqk / dq_columns)

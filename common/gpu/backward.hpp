@@ -120,7 +120,8 @@ struct Backward {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
         const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
-        const float low = kAny ? low_of(args, stat, shared.stats + i0 + q) : 0.0f;
+        const float weight =
+            weight_of<Weighs<E, kAny>::value>(args, shared.stats, i0 + q, shared.rule.sq);
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
@@ -128,7 +129,7 @@ struct Backward {
             if (U::con_element(other) != U::con_element(e)) continue;
             const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
-            differentiate_one<kAny, kEdge>(x, y, stat, low, unit, prefix, i0 + q, j, shared.terms,
+            differentiate_one<kAny, kEdge>(x, y, stat, weight, unit, prefix, i0 + q, j, shared.terms,
                                            args.call.keep_scale);
           }
       }
@@ -366,7 +367,7 @@ struct Backward {
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
-    if (args.dq_sum && chunk < args.dq_chunks)
+    if (args.dq_sum && (kChunkQk == kDqk || chunk < args.dq_chunks))
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,
                   kS + slot * TileP::kBytes, shared.sum_rows[slot], k_bytes);
@@ -404,9 +405,9 @@ struct Backward {
         else
           differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         if (kDirect) {
-          if (chunk * kChunkV < args.call.p.dim_v)
+          if (kChunkV == kDv || chunk * kChunkV < args.call.p.dim_v)
             accumulate_direct<kOutV, TileO>(dv, s, o_tile + v_bytes, row);
-          if (chunk * kChunkQk < args.call.p.dim_qk)
+          if (kChunkQk == kDqk || chunk * kChunkQk < args.call.p.dim_qk)
             accumulate_direct<kOutK, TileQ>(dk, dp, q_tile + k_bytes, row);
         }
       } else {
@@ -418,8 +419,10 @@ struct Backward {
     }
     if (kDirect) return;
     sync_group(1 + wave() / kOtherWaves, kOtherWaves * U::kWave);
-    if (chunk * kChunkV < args.call.p.dim_v) accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
-    if (chunk * kChunkQk < args.call.p.dim_qk) accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
+    if (kChunkV == kDv || chunk * kChunkV < args.call.p.dim_v)
+      accumulate<kOutV, TileO>(dv, kP, o_tile + v_bytes);
+    if (kChunkQk == kDqk || chunk * kChunkQk < args.call.p.dim_qk)
+      accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
   }
 };
 

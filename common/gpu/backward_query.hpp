@@ -140,14 +140,15 @@ struct QueryTiles {
       const int f = r / U::kRows;
       const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
       const RowStat stat = shared_at<RowStat>(kStats + static_cast<uint32_t>(row) * 16);
-      const float low = kAny ? low_of(args, stat, shared.stats + i0 + row) : 0.0f;
+      const float weight =
+          weight_of<Weighs<E, kAny>::value>(args, shared.stats, i0 + row, shared.rule.sq);
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows)
             differentiate_one<kAny, kEdge, kOfBias>(
-                s[f][c].x[e], ds[f][c].x[e], stat, low, unit, prefix, i0 + row,
+                s[f][c].x[e], ds[f][c].x[e], stat, weight, unit, prefix, i0 + row,
                 key0 + c * U::kCon + U::con_lane() + U::con_element(e), shared.terms,
                 args.call.keep_scale);
     }

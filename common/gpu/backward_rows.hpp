@@ -76,7 +76,7 @@ struct BackwardPrepare {
       const RowStat stat = stat_of(args, row, lane);
       if (n >= rows) continue;
       if (lane == 0) args.stats[n] = stat;
-      if (lane == 0 && args.lse_low) args.lse_low[n] = 0.0f;
+      if (lane == 0 && args.weight) args.weight[n] = 1.0f;
       if (!args.dq_sum) continue;
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk) {
         Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + (chunk * rows + n) * args.dq_columns);
@@ -254,8 +254,8 @@ struct BackwardSink {
       const int64_t row = (n / each * p.heads_q + h) * each + n % each;
       const RowStat stat = args.stats[row];
       if (stat.lo > stat.hi) continue;
-      const float low = args.lse_low ? args.lse_low[row] : 0.0f;
-      const float weight = exp2_of((sink - stat.lse - low) * base);
+      const float factor = args.weight ? args.weight[row] : 1.0f;
+      const float weight = factor * exp2_of((sink - stat.lse) * base);
       if (weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;

@@ -78,9 +78,16 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
                                    int32_t i0, int32_t key0) {
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     const float unit = kAny ? 1.0f : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
+    const int first = larger(Base::wave_row(), -i0);
+    const int last = smaller(sq - i0, Base::wave_row() + kFree * U::kFree);
+    const bool sees = first < last && stats_class(Base::kStats, first, last, prefix, key0,
+                                                  key0 + kTileK) != TSRI_TILE_SKIP;
     typename Base::Scores s, dp;
-    Base::template multiply<kDqk / U::kStep, typename Base::TileQ, typename Base::TileK>(
-        s, Base::kQ, Base::kK);
+    if (sees) Base::template multiply<kDqk / U::kStep, typename Base::TileQ, typename Base::TileK>(
+          s, Base::kQ, Base::kK);
+    sync_block(); // keeps the loads of one product out of the other, where registers end
+    if (!sees) return;
     Base::template multiply<kDv / U::kStep, typename Base::TileO, typename Base::TileV>(
         dp, Base::kO, Base::kV);
     TSRI_UNROLL
@@ -152,9 +159,8 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
       }
       RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
       const bool empty = sum == 0.0f;
-      const float low = log_of(sum) * args.lse_unit;
-      stat.lse = empty ? infinity() : args.lse_low ? most : most + low;
-      if (args.lse_low) args.lse_low[shared.stats + i] = empty ? 0.0f : low;
+      stat.lse = empty ? infinity() : args.weight ? most : most + log_of(sum) * args.lse_unit;
+      if (args.weight) args.weight[shared.stats + i] = empty ? 1.0f : 1.0f / sum;
       stat.delta = empty ? 0.0f : delta / sum;
       if (p.dlse.dtype != TSR_DTYPE_NONE)
         stat.delta -= args.call.a.dlse[tsri_row_offset(p.dlse.stride, shared.place.b, h,

@@ -42,21 +42,32 @@ TSRI_DEVICE int stats_class(uint32_t stats, int r0, int r1, int32_t prefix, int3
       rows_class(RowBand{first.lo, first.hi}, RowBand{last.lo, last.hi}, prefix), j0, j1);
 }
 
-// LSE's second part of the row of stats; an unused row has none.
-TSRI_DEVICE float low_of(const BackwardArgs &args, const RowStat &stat, int64_t row) {
-  return args.lse_low && stat.lo <= stat.hi ? args.lse_low[row] : 0.0f;
+// Rows whose p is 2^(score - maximum) times a weight, and not 2^(score - LSE): the rounding of an LSE is an
+// error that all keys of a row share, and next to a score of -65504 it loses ln 2.
+template <class E, bool kAny>
+struct Weighs {
+  static constexpr bool value = kAny || DtypeOf<E>::value == TSR_DTYPE_F32;
+};
+
+// The weight of query i of `length` used ones, of which the first is row `first` of stats.
+template <bool kWeighs>
+TSRI_DEVICE float weight_of(const BackwardArgs &args, int64_t first, int32_t i, int64_t length) {
+  return kWeighs && i >= 0 && i < length ? args.weight[first + i] : 1.0f;
 }
 
+// A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
+// last one pass for a row that sees the prefix.
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
-  return (j >= stat.lo && j < stat.hi) || (j >= 0 && j < prefix && stat.lo <= stat.hi);
+  return (j >= stat.lo && j < stat.hi) ||
+         (j >= 0 && j < prefix && stat.lo >= prefix && stat.lo <= stat.hi);
 }
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
 // score after softcap, which is that of the bias. unit: of the score in base two (not kAny).
-// low: what the row's LSE has beyond stat.lse (kAny): next to a score of -65504, ln 2 is lost to rounding.
+// weight: 1, or that of the row.
 // kEdge: the interval rule cuts into the tile (kAny always looks).
 template <bool kAny, bool kEdge, bool kOfBias = false>
-TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float low, float unit,
+TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float weight, float unit,
                                    int32_t prefix, int32_t i, int32_t j, const ScoreTerms &terms,
                                    float keep_scale) {
   if (kAny) {
@@ -66,8 +77,8 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
       return;
     }
     // Natural until the difference is taken: the lowest finite score has no finite power in base two.
-    const float p = exp2_of((score_of(terms, dot, i, j) - stat.lse - low) *
-                            static_cast<float>(TSRI_LOG2E));
+    const float p = weight * exp2_of((score_of(terms, dot, i, j) - stat.lse) *
+                                     static_cast<float>(TSRI_LOG2E));
     bool keep = true;
     if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;
@@ -75,7 +86,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));
     return;
   }
-  const float p = Softmax::prob_ready(unit, x, stat.lse);
+  const float p = weight * Softmax::prob_ready(unit, x, stat.lse);
   const bool allowed = !kEdge || stat_allows(stat, prefix, j);
   x = allowed ? p : 0.0f;
   y = allowed ? p * (y - stat.delta) : 0.0f;

@@ -101,9 +101,9 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
     }
 }
 
-// apply_product of a unit that splits numbers: each column tile gets a sum of its own before it is added
-// to the running one, so that rounding grows with the number of tiles and not of con indices. Returns a
-// bit for every column tile that was left out because it has a NaN; kAll: none is.
+// apply_product of a unit that splits numbers, P from registers: each column tile gets a sum of its own
+// before it is added to the running one, so that rounding grows with the number of tiles and not of con
+// indices. Returns a bit for every column tile that was left out because it has a NaN; kAll: none is.
 template <class U, class TZ, int kSteps, bool kAll, int kFree, int kOut, class Load>
 TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
                                          typename U::ZOffset z_offset, const Load &load) {
@@ -134,13 +134,40 @@ TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
   return left_out;
 }
 
+// The same with P from shared memory, and a sum per step, so that only one step of P is in registers.
+template <class U, class TZ, int kSteps, int kFree, int kOut, class Load>
+TSRI_DEVICE void apply_steps_split(typename U::Acc (&out)[kFree][kOut],
+                                   typename U::ZOffset z_offset, const Load &load) {
+  TSRI_NO_UNROLL
+  for (int s = 0; s < kSteps; ++s) {
+    typename U::P p[kFree];
+    load(p, s);
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o) {
+      typename U::Z z;
+      U::template load_z<TZ::kRowBytes>(z, z_offset, s * U::kApplyStep, o);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) {
+        typename U::Acc part[1][1];
+        clear<U>(part);
+        U::apply(part[0][0], z, p[f]);
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part[0][0].x[e];
+      }
+    }
+  }
+}
+
 // out[free][column] += P Z over kSteps steps. load(p, step) gives the free operands of a step; kAhead:
 // it reads shared memory and is called one step before its turn.
 template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
                                const Load &load) {
   if constexpr (U::kSplits) {
-    apply_product_split<U, TZ, kSteps, true>(out, z_offset, load);
+    if constexpr (kAhead)
+      apply_steps_split<U, TZ, kSteps>(out, z_offset, load);
+    else
+      apply_product_split<U, TZ, kSteps, true>(out, z_offset, load);
     return;
   }
   typename U::P p[2][kFree];

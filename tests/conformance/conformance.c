@@ -4,6 +4,7 @@
 #include "conformance.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/compare.h"
@@ -142,4 +143,9 @@ bool conform_equal(const char *title, const tsr_results *a, const tsr_results *b
     return false;
   }
   return true;
+}
+
+const char *conform_kernels(void) {
+  const char *text = getenv("TSR_TEST_KERNELS");
+  return text && strcmp(text, "chosen") == 0 ? NULL : "*";
 }

@@ -36,4 +36,8 @@ bool conform_run(tsr_context *context, const char *backend, const tsr_inputs *in
 /* Whether all outputs are bitwise equal; prints the first difference under title. */
 bool conform_equal(const char *title, const tsr_results *a, const tsr_results *b);
 
+/* Which kernels the tests of every case visit: "*", or NULL (those that dispatch chooses) where the
+ * environment says TSR_TEST_KERNELS=chosen: emulated devices are slow and have many kernels. */
+const char *conform_kernels(void);
+
 #endif  // TESSERA_TESTS_CONFORMANCE_CONFORMANCE_H_

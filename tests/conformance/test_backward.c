@@ -28,7 +28,7 @@ ParameterizedTestParameters(backward, every_case) {
 
 ParameterizedTest(int32_t *group, backward, every_case) {
   tsr_check_options options = {0};
-  options.kernel = "*";
+  options.kernel = conform_kernels();
   options.passes = TSR_PASS_FORWARD | TSR_PASS_BACKWARD;
   cr_assert_eq(conform_group(&options, tsr_check_group_name(*group)), 0);
 }

@@ -17,7 +17,7 @@ ParameterizedTestParameters(forward, every_case) {
 
 ParameterizedTest(int32_t *group, forward, every_case) {
   tsr_check_options options = {0};
-  options.kernel = "*";
+  options.kernel = conform_kernels();
   cr_assert_eq(conform_group(&options, tsr_check_group_name(*group)), 0);
 }
 
