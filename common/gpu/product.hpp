@@ -24,37 +24,29 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
       for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
 }
 
-// score_product of a unit that splits numbers: loops over 128 bytes, where addresses move by constants,
-// stay loops, or the splitting would move ahead of everything else and registers run out.
+// score_product of a unit that splits numbers: the loop over depth stays a loop, or the splitting would
+// move ahead of everything else and registers run out.
 template <class U, class TX, class TY, int kDepth, bool kTransposed, int kFree, int kCon>
 TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                      uint32_t y_offset) {
-  constexpr int per_line = 128 / (U::kStep * static_cast<int>(sizeof(typename U::Element)));
-  static_assert(kDepth % per_line == 0, "whole lines");
   clear<U>(acc);
-  uint32_t x_line = x_offset, y_line = y_offset;
   TSRI_NO_UNROLL
-  for (int line = 0; line < kDepth / per_line; ++line) {
+  for (int t = 0; t < kDepth; ++t) {
+    typename U::Free y[kFree];
     TSRI_UNROLL
-    for (int t = 0; t < per_line; ++t) {
-      typename U::Free y[kFree];
+    for (int f = 0; f < kFree; ++f)
+      U::template load_free<TY::kRowBytes>(y[f], y_offset, f * U::kFree, t);
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c) {
+      typename U::Con x;
+      U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f)
-        U::template load_free<TY::kRowBytes>(y[f], y_line, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c) {
-        typename U::Con x;
-        U::template load_con<TX::kRowBytes>(x, x_line, c * U::kCon, t);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f)
-          if constexpr (kTransposed)
-            U::score_transposed(acc[f][c], x, y[f]);
-          else
-            U::score(acc[f][c], x, y[f]);
-      }
+        if constexpr (kTransposed)
+          U::score_transposed(acc[f][c], x, y[f]);
+        else
+          U::score(acc[f][c], x, y[f]);
     }
-    x_line += 128;
-    y_line += 128;
   }
   recheck_scores<U, TX, TY, kDepth * U::kStep>(
       acc, x_offset - U::template con_offset<TX::kRowBytes>(0),
