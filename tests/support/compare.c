@@ -35,7 +35,7 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
                             bool allow_nan) {
   tsr_error e = {0};
   int64_t i, count = tsr_dense_count(ref);
-  double sum = 0, ref_sum = 0;
+  double sum = 0, fourth = 0, ref_sum = 0;
   e.broken = -1;
   for (i = 0; i < count; ++i) {
     bool broken;
@@ -46,6 +46,7 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
     }
     d = fabs(x->x[i] - ref->x[i]);
     sum += d * d;
+    fourth += d * d * d * d;
     ref_sum += ref->x[i] * ref->x[i];
     if (fabs(ref->x[i]) > e.ref_max) e.ref_max = fabs(ref->x[i]);
     if (d > e.max) e.max = d, e.worst = i;
@@ -56,6 +57,8 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
     e.rms = sqrt(sum / (double)e.finite);
     e.ref_rms = sqrt(ref_sum / (double)e.finite);
   }
+  e.effective = (double)e.distinct;
+  if (fourth > 0) e.effective = fmin(e.effective, 3 * sum * sum / fourth);
   return e;
 }
 
@@ -71,7 +74,8 @@ tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_out
                          tsr_dtype dtype, double scores) {
   tsri_dtype_info info = tsri_dtype_describe(dtype);
   double largest = error->ref_max, typical = error->ref_rms;
-  double spread = error->distinct ? 1 + 2 / sqrt((double)error->distinct) : 3;
+  double spread =
+      error->distinct ? 1 + 2 / sqrt(fmin((double)error->distinct, fmax(naive->effective, 1))) : 3;
   tsr_bound bound;
   if (output == TSR_OUTPUT_LSE || output == TSR_OUTPUT_MAX_LOGIT) {
     largest = fmax(largest, 1);

@@ -27,6 +27,8 @@ typedef struct tsr_error {
   double ref_max, ref_rms; /* of the finite elements of the reference */
   int64_t finite;          /* elements that were compared as numbers */
   int64_t distinct;        /* of them, those that do not repeat the row before in the reference */
+  double effective;        /* of distinct, as many as carry the error: 3 (sum d^2)^2 / sum d^4, which is n for
+                              n normal errors and less when a few large ones stand for all */
   int64_t worst;           /* index of the largest error */
   int64_t broken;          /* first element that disagrees about NaN or infinity; -1: none */
 } tsr_error;
