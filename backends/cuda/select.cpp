@@ -30,6 +30,8 @@ constexpr uint32_t kEdgeFeatures =
 // dLSE and dSink are matters of the passes over rows, which all backward rows share.
 constexpr uint32_t kBackwardFeatures = TSR_FEATURE_DLSE | TSR_FEATURE_DSINK;
 constexpr uint32_t kBackwardAnyFeatures = TSR_FEATURE_DBIAS | TSR_FEATURE_ACCUMULATE;
+// A prefix costs the interval rule the registers that dK and dV have left.
+constexpr uint32_t kBackwardNotEdge = TSR_FEATURE_PREFIX;
 constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK |
                                   TSR_FEATURE_BLOCK_MASK |
                                   TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
@@ -112,7 +114,7 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
     return refuse(why, "with batch_invariant only kernels that could take pages too are used");
   uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
-    known |= kBackwardFeatures | (row.any ? kBackwardAnyFeatures : 0);
+    known = (row.any ? known | kBackwardAnyFeatures : known & ~kBackwardNotEdge) | kBackwardFeatures;
   if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
   const uint32_t unknown = problem.features & ~known;
   if (!unknown) return true;

@@ -384,7 +384,7 @@ struct Backward {
     const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
     // Read here: a register kept across the products of the loop is one too many.
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
     const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny

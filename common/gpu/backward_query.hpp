@@ -114,7 +114,7 @@ struct QueryTiles {
   TSRI_DEVICE_MEMBER bool differentiate(const Args &args, const Shared &shared, Scores &ds,
                                         int32_t i0, int32_t key0) {
     const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const int first = larger(wave_row(), -i0);
     const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
     if (first >= last) return false;
@@ -134,7 +134,7 @@ struct QueryTiles {
   template <bool kOfBias, bool kEdge>
   TSRI_DEVICE_MEMBER void differentiate_all(const Args &args, const Shared &shared, Scores &s,
                                             Scores &ds, float unit, int32_t i0, int32_t key0) {
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     TSRI_UNROLL
     for (int r = 0; r < kFree * U::kRows; ++r) {
       const int f = r / U::kRows;

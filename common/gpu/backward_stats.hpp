@@ -76,7 +76,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
 
   TSRI_DEVICE_MEMBER void add_tile(const Args &args, const Shared &shared, State (&state)[kRows],
                                    int32_t i0, int32_t key0) {
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const float unit = kAny ? 1.0f : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
     const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
     const int first = larger(Base::wave_row(), -i0);

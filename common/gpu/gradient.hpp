@@ -55,11 +55,12 @@ TSRI_DEVICE float weight_of(const BackwardArgs &args, int64_t first, int32_t i, 
   return kWeighs && i >= 0 && i < length ? args.weight[first + i] : 1.0f;
 }
 
-// A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
+// prefix: 0 in rows of interval masks, which take problems without one. A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
 // last one pass for a row that sees the prefix.
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
-  return (j >= stat.lo && j < stat.hi) ||
-         (j >= 0 && j < prefix && stat.lo >= prefix && stat.lo <= stat.hi);
+  const uint32_t lo = static_cast<uint32_t>(stat.lo), key = static_cast<uint32_t>(j);
+  const int32_t seen = stat.lo >= prefix && stat.lo <= stat.hi ? prefix : 0;
+  return key - lo < static_cast<uint32_t>(stat.hi) - lo || key < static_cast<uint32_t>(seen);
 }
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
