@@ -304,7 +304,7 @@ def run(options, say=print):
     except ImportError as error:
         say(f"# torch: absent: {error}")
         return 3
-    device = torch.device(options.device)
+    device = torch.device("cuda:0" if options.device == "cuda" else options.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             say("# torch: absent: it finds no CUDA device")
