@@ -27,8 +27,41 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   // LSE beyond this makes p inexact in 16 bits: its rounding is a relative error of p.
   static constexpr float kLargeLse = 256.0f;
 
+  // A sum with what rounding took from it, which counts in float32: delta is as large as a dP, and its
+  // rounding is shared by all keys of a row.
+  static constexpr bool kExact = sizeof(typename U::Element) == 4;
+  struct Sum {
+    float value, rest;
+    TSRI_DEVICE_MEMBER void add(Sum &s, float x) {
+      if (kExact) {
+        const float total = s.value + x, added = total - s.value;
+        s.rest += (s.value - (total - added)) + (x - added);
+        s.value = total;
+      } else {
+        s.value += x;
+      }
+    }
+    TSRI_DEVICE_MEMBER void add_product(Sum &s, float a, float b) {
+      if (kExact) {
+        const float product = a * b;
+        s.rest += multiply_add(a, b, -product);
+        add(s, product);
+      } else {
+        s.value = multiply_add(a, b, s.value);
+      }
+    }
+    TSRI_DEVICE_MEMBER void scale(Sum &s, float x) {
+      s.value *= x;
+      s.rest *= x;
+    }
+    TSRI_DEVICE_MEMBER float total(const Sum &s) {
+      const float value = U::sum_con(s.value), rest = kExact ? U::sum_con(s.rest) : 0.0f;
+      return rest == rest ? value + rest : value; // an infinity has no rest
+    }
+  };
   struct State {
-    float max, sum, delta; // sum and delta: this lane's share
+    float max;
+    Sum sum, delta; // this lane's share
   };
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
@@ -49,7 +82,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     if (!args.stats_always && !has_large(args)) return;
     State state[kRows];
     TSRI_UNROLL
-    for (int r = 0; r < kRows; ++r) state[r] = State{-infinity(), 0.0f, 0.0f};
+    for (int r = 0; r < kRows; ++r) state[r] = State{-infinity(), {0.0f, 0.0f}, {0.0f, 0.0f}};
     TSRI_NO_UNROLL
     for (int32_t t = 0; t < tiles.count; ++t) {
       const int32_t key0 = KeyTiles::at(tiles, t) * kTileK;
@@ -110,17 +143,18 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
       const float zero = most == -infinity() ? 0.0f : most;
       const float base = kAny ? static_cast<float>(TSRI_LOG2E) : 1.0f;
       const float shrink = exp2_of((state[r].max - zero) * base);
-      float sum = state[r].sum * shrink, delta = state[r].delta * shrink;
+      Sum::scale(state[r].sum, shrink);
+      Sum::scale(state[r].delta, shrink);
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e) {
           if (U::slot(e) != r % U::kRows) continue;
           const float p = exp2_of((s[f][c].x[e] - zero) * base);
-          sum += p;
-          delta = multiply_add(p, dp[f][c].x[e], delta);
+          Sum::add(state[r].sum, p);
+          Sum::add_product(state[r].delta, p, dp[f][c].x[e]);
         }
-      state[r] = State{most, sum, delta};
+      state[r].max = most;
     }
   }
 
@@ -146,7 +180,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     for (int r = 0; r < kRows; ++r) {
       const int row = Base::wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
       const int32_t i = i0 + row;
-      float sum = U::sum_con(state[r].sum), delta = U::sum_con(state[r].delta);
+      float sum = Sum::total(state[r].sum), delta = Sum::total(state[r].delta);
       if (i < 0 || i >= static_cast<int32_t>(shared.sequence.q.len) || !U::leads_row()) continue;
       float most = state[r].max;
       if (p.sink) {
