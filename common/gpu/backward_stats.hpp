@@ -75,11 +75,11 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
     const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
     if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
+    if (!args.stats_always && !has_large(args, shared, i0, sq)) return;
     Base::load_queries(args, shared, i0);
     copy_commit();
     copy_wait<0>();
     sync_block();
-    if (!args.stats_always && !has_large(args)) return;
     State state[kRows];
     TSRI_UNROLL
     for (int r = 0; r < kRows; ++r) state[r] = State{-infinity(), {0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -96,13 +96,13 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     finish(args, shared, state, h, i0);
   }
 
-  TSRI_DEVICE_MEMBER bool has_large(const Args &args) {
+  TSRI_DEVICE_MEMBER bool has_large(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
+    const float most = kLargeLse * args.lse_unit;
     bool large = false;
-    for (int r = thread_index() % U::kWave; r < kTileQ; r += U::kWave) {
-      const RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(r) * 16);
-      if (stat.lo <= stat.hi && !(stat.lse <= kLargeLse * args.lse_unit &&
-                                  stat.lse >= -kLargeLse * args.lse_unit))
-        large = true;
+    for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
+      if (i < 0) continue;
+      const float lse = args.stats[shared.stats + i].lse;
+      if (lse != infinity() && !(lse <= most && lse >= -most)) large = true;
     }
     return any_lane(large); // every wave looks at the whole tile: all agree
   }
