@@ -21,6 +21,7 @@ constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's 
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
 constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
+constexpr double kOneStageCycles = 1200;  // of latency per tile
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
 
@@ -46,7 +47,9 @@ double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
       2 * scores * dims / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
   const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
   const double loads = row.tile_k * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
-  const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));
+  // With one stage copies wait for products and products for copies, twice per tile.
+  if (row.stages == 1) return products + steps + loads + kOneStageCycles;
+  const double longest = fmax(products, fmax(steps, loads));
   const double hidden = together >= 2 ? 0.7 : 0.35;
   return longest + (1 - hidden) * (products + steps + loads - longest);
 }
