@@ -196,7 +196,8 @@ static int own_runner(const char *backend, const result *wanted) {
   failed = tsr_context_create(&context, &options) || tsr_plan_create(&plan, context, kHost, &p);
   if (failed) fprintf(stderr, "own runner: %s\n", tsr_last_message());
   failed = failed || run_plan(plan, &r) || same("own runner", &r, wanted);
-  if (!failed && !calls) {
+  /* An emulated GPU, which is on the host but named only, has its own order of blocks. */
+  if (!failed && !calls && strcmp(backend, "cuda") != 0) {
     fprintf(stderr, "own runner: backend %s did not use it\n", backend);
     failed = 1;
   }
