@@ -143,8 +143,12 @@ class PeersTest(unittest.TestCase):
     def test_drivers_are_clean(self):
         """Those whose library's headers are here compile without a warning."""
         compiler = shutil.which("cc")
-        for header, name in (("cblas.h", "openblas"), ("dnnl.h", "onednn"), ("ggml.h", "ggml")):
-            probe = subprocess.run([compiler or "cc", "-E", "-"], input=f"#include <{header}>\n",
+        # Other libraries have a cblas.h too: the macro tells whose it is.
+        ours = "#ifndef OPENBLAS_VERSION\n#error another library's\n#endif\n"
+        for header, more, name in (("cblas.h", ours, "openblas"), ("dnnl.h", "", "onednn"),
+                                   ("ggml.h", "", "ggml")):
+            wanted = f"#include <{header}>\n{more}"
+            probe = subprocess.run([compiler or "cc", "-E", "-"], input=wanted,
                                    capture_output=True, text=True, check=False) if compiler else None
             with self.subTest(name):
                 if probe is None or probe.returncode != 0:
