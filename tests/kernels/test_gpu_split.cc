@@ -470,9 +470,10 @@ void test_random(const Kernel &kernel, int seed) {
   if (c.packed_q) c.p.seq_q += integer(0, 12);
   if (c.packed_k) c.p.seq_k = c.p.seq_k * 2 + integer(0, 300);
   check(run(c, kernel, part_keys, why, sizeof why), "%s seed %d again: %s", kernel.name, seed, why);
-  check(memcmp(o.data(), c.o.data, o.size()) == 0, "%s seed %d: O depends on the bounds", kernel.name, seed);
-  check(memcmp(lse.data(), c.lse.data(), lse.size() * 4) == 0, "%s seed %d: LSE depends on the bounds",
-        kernel.name, seed);
+  // Without elements there is nothing to compare, and no pointer either.
+  check(o.empty() || memcmp(o.data(), c.o.data, o.size()) == 0, "%s seed %d: O depends on the bounds", kernel.name, seed);
+  check(lse.empty() || memcmp(lse.data(), c.lse.data(), lse.size() * 4) == 0,
+        "%s seed %d: LSE depends on the bounds", kernel.name, seed);
 }
 
 } // namespace
