@@ -22,7 +22,7 @@ SETS_MAX = 64
 
 
 def add_options(parser):
-    parser.add_argument("--library", help="libtessera.so (default: beside the command line program)")
+    parser.add_argument("--library", dest="shared_object", help="libtessera.so (default: beside the command line program)")
     parser.add_argument("--suite", default="prefill",
                         help="comma-separated: " + ", ".join(sorted(SUITES)))
     parser.add_argument("--backend", help="Tessera's backend (default: the dispatcher's choice)")
@@ -311,7 +311,7 @@ def run(options, say=print):
             return 3
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = False
-    path = options.library or os.path.join(
+    path = options.shared_object or os.path.join(
         os.path.dirname(os.path.abspath(options.cli)), "..", "lib", "libtessera.so")
     library = tsr.Library(path)
     about = dict(card(torch, device), version=library.version)

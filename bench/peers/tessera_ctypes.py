@@ -147,7 +147,7 @@ class Plan:
 
     def __init__(self, library, tensors, passes, allocate, *, device=(HOST, 0), causal=None,
                  backend=None, kernel=None, scale=0.0, determinism=0):
-        self.library, self.tensors, self.handle = library, tensors, c_void_p()
+        self.lib, self.tensors, self.handle = library, tensors, c_void_p()
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         p = Problem(struct_size=ctypes.sizeof(Problem), passes=passes, batch=q.size(0),
                     heads_q=q.size(1), heads_kv=k.size(1), seq_q=q.size(2), seq_k=k.size(2),
@@ -165,7 +165,7 @@ class Plan:
 
     def _arguments(self, which, allocate):
         size = c_size_t()
-        self.library.check(self.library.c.tsr_plan_workspace_size(self.handle, which, byref(size)))
+        self.lib.check(self.lib.c.tsr_plan_workspace_size(self.handle, which, byref(size)))
         args = Args(struct_size=ctypes.sizeof(Args))
         for name in ("q", "k", "v", "o", "lse") + (("dout", "dq", "dk", "dv") if which == BACKWARD
                                                     else ()):
@@ -180,19 +180,19 @@ class Plan:
         """Enqueues the pass."""
         args = self.args[which]
         args.stream = stream
-        call = self.library.c.tsr_forward if which == FORWARD else self.library.c.tsr_backward
+        call = self.lib.c.tsr_forward if which == FORWARD else self.lib.c.tsr_backward
         status = call(self.handle, byref(args))
         if status:
-            self.library.check(status)
+            self.lib.check(status)
 
     def describe(self, which):
         info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
-        self.library.check(self.library.c.tsr_plan_describe(self.handle, which, byref(info)))
+        self.lib.check(self.lib.c.tsr_plan_describe(self.handle, which, byref(info)))
         return {"backend": info.backend.decode(), "kernel": info.kernel.decode(),
                 "tile": [info.tile_q, info.tile_k], "flops": info.flops, "bytes": info.bytes,
                 "seconds_estimated": info.seconds, "workspace_bytes": info.workspace}
 
     def close(self):
         if self.handle:
-            self.library.c.tsr_plan_destroy(self.handle)
+            self.lib.c.tsr_plan_destroy(self.handle)
             self.handle = c_void_p()

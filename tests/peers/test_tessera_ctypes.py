@@ -81,7 +81,7 @@ class Runs(unittest.TestCase):
 
     def setUp(self):
         random.seed(3)
-        self.library = tsr.Library(LIBRARY)
+        self.lib = tsr.Library(LIBRARY)
         self.t = {"q": noise(self.B, self.HQ, self.SQ, self.D),
                   "k": noise(self.B, self.HKV, self.SK, self.D),
                   "v": noise(self.B, self.HKV, self.SK, self.D),
@@ -98,7 +98,7 @@ class Runs(unittest.TestCase):
 
     def test_forward(self):
         for causal in (None, "bottom-right"):
-            plan = tsr.Plan(self.library, self.t, tsr.FORWARD, Block, causal=causal, backend="cpu")
+            plan = tsr.Plan(self.lib, self.t, tsr.FORWARD, Block, causal=causal, backend="cpu")
             about = plan.describe(tsr.FORWARD)
             self.assertEqual(about["backend"], "cpu")
             self.assertTrue(about["kernel"].startswith("fwd_f32"))
@@ -117,7 +117,7 @@ class Runs(unittest.TestCase):
                  dq=Array(self.B, self.HQ, self.SQ, self.D),
                  dk=Array(self.B, self.HKV, self.SK, self.D),
                  dv=Array(self.B, self.HKV, self.SK, self.D))
-        plan = tsr.Plan(self.library, t, tsr.FORWARD | tsr.BACKWARD, Block, backend="cpu")
+        plan = tsr.Plan(self.lib, t, tsr.FORWARD | tsr.BACKWARD, Block, backend="cpu")
         plan.run(tsr.FORWARD)
         plan.run(tsr.BACKWARD)
         b, g, j = 1, 1, 6
@@ -130,13 +130,13 @@ class Runs(unittest.TestCase):
         plan.close()
 
     def test_refusals_and_names(self):
-        self.assertIn("cpu", self.library.backends())
-        self.assertTrue(all(n.startswith("bwd_") for n in self.library.kernels("cpu", tsr.BACKWARD)))
+        self.assertIn("cpu", self.lib.backends())
+        self.assertTrue(all(n.startswith("bwd_") for n in self.lib.kernels("cpu", tsr.BACKWARD)))
         with self.assertRaisesRegex(tsr.Refused, "dim_qk|q"):
-            tsr.Plan(self.library, dict(self.t, k=noise(self.B, 3, self.SK, self.D)), tsr.FORWARD,
+            tsr.Plan(self.lib, dict(self.t, k=noise(self.B, 3, self.SK, self.D)), tsr.FORWARD,
                      Block)
         with self.assertRaisesRegex(tsr.Refused, "cuda"):
-            tsr.Plan(self.library, self.t, tsr.FORWARD, Block, device=(tsr.CUDA, 31))
+            tsr.Plan(self.lib, self.t, tsr.FORWARD, Block, device=(tsr.CUDA, 31))
 
 
 class Script(unittest.TestCase):
