@@ -22,7 +22,8 @@ SETS_MAX = 64
 
 
 def add_options(parser):
-    parser.add_argument("--library", dest="shared_object", help="libtessera.so (default: beside the command line program)")
+    parser.add_argument("--library", dest="shared_object",
+                        help="libtessera.so (default: beside the command line program)")
     parser.add_argument("--suite", default="prefill",
                         help="comma-separated: " + ", ".join(sorted(SUITES)))
     parser.add_argument("--backend", help="Tessera's backend (default: the dispatcher's choice)")
