@@ -65,10 +65,25 @@ inline uint32_t vector_bits(const tsr_problem &p) {
          (layout_is_vector(p.dv, p.dim_v) ? kVectorDv : 0u);
 }
 
+// Where the copy engine of some devices finds a tensor, in the device's own encoding; made by the runtime.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
 struct ForwardArgs {
   Call call;
   int32_t tiles;  // query tiles per slot; packed: of all slots, ceil(total_q / tile) + B at most
   int32_t chunks; // column chunks of Dv
+};
+
+// Forward by the copy engine: blocks stay and take one piece of work after the other, up to kEngineItems; see
+// backends/cuda/sm90/work.hpp.
+constexpr int kEngineItems = 64;
+struct EngineForwardArgs {
+  ForwardArgs forward;
+  int64_t works;    // query tiles x query heads x batch (packed: tiles of all slots x heads)
+  int32_t together; // query heads that are worked on side by side, so that L2 holds their keys
+  TensorMap q, k, v;
 };
 
 // Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head

@@ -20,8 +20,10 @@ namespace context = boost::context::detail;
 
 constexpr size_t kStack = 256 * 1024;
 constexpr int kCopies = 256; // per lane and wait
+constexpr int kWork = 96;    // deferred work, likewise
+constexpr int kBarriers = 16;
 
-enum class State { kReady, kMeeting, kBarrier, kDone };
+enum class State { kReady, kMeeting, kBarrier, kPolling, kDone };
 
 struct Copy {
   void *target;
@@ -30,15 +32,25 @@ struct Copy {
   int group;
 };
 
+struct Work {
+  void (*run)(const void *data);
+  int group;
+  alignas(16) unsigned char data[kEmulatedWork];
+};
+
 struct Lane {
   context::fcontext_t fiber;
   State state;
   const char *what;
+  bool (*ready)(const void *what); // of kPolling
+  const void *ready_what;
   int barrier, expected; // of kBarrier
   uint32_t meetings; // so far: the parity picks the slots
   int group;         // copy groups committed so far
   int copies;
   Copy copy[kCopies];
+  int work_group, works;
+  Work work[kWork];
 };
 
 struct Launch {
@@ -50,6 +62,7 @@ struct Launch {
   char *stacks;
   context::fcontext_t scheduler;
   int current;
+  int arrived[kBarriers]; // threads that did not wait
   EmulatedThread view;
   char *why;
   size_t capacity;
@@ -120,14 +133,20 @@ bool release_barrier(Launch *launch) {
                  (long long)launch->view.block, first, i, one.barrier, one.expected, other.expected);
       ++waiting;
     }
-    if (waiting < one.expected) continue;
-    const int barrier = one.barrier;
+    const int barrier = one.barrier, missing = one.expected - waiting;
+    if (launch->arrived[barrier] < missing) continue;
+    launch->arrived[barrier] -= missing;
     for (int i = 0; i < launch->threads; ++i)
       if (launch->lane[i].state == State::kBarrier && launch->lane[i].barrier == barrier)
         launch->lane[i].state = State::kReady;
     return true;
   }
   return false;
+}
+
+bool may_go_on(const Lane &lane) {
+  return lane.state == State::kReady ||
+         (lane.state == State::kPolling && lane.ready(lane.ready_what));
 }
 
 int count(const Launch *launch, State state) {
@@ -145,14 +164,16 @@ void run_block(Launch *launch) {
     lane->state = State::kReady;
     lane->meetings = 0;
     lane->group = lane->copies = 0;
+    lane->work_group = lane->works = 0;
   }
+  memset(launch->arrived, 0, sizeof launch->arrived);
   for (;;) {
     bool moved = false;
     for (int n = 0; n < waves; ++n) {
       const int first = (reverse ? waves - 1 - n : n) * launch->wave;
       do {
         for (int i = first; i < first + launch->wave; ++i)
-          if (launch->lane[i].state == State::kReady) {
+          if (may_go_on(launch->lane[i])) {
             resume(launch, i);
             moved = true;
             if (launch->failed) return;
@@ -163,9 +184,10 @@ void run_block(Launch *launch) {
     if (count(launch, State::kDone) == launch->threads) return;
     if (release_barrier(launch)) continue;
     if (!moved) {
-      complain("block %lld: %d threads ended, %d wait at a barrier, %d in a meeting: nobody can go on",
-               (long long)launch->view.block, count(launch, State::kDone),
-               count(launch, State::kBarrier), count(launch, State::kMeeting));
+      complain("block %lld: %d threads ended, %d wait at a barrier, %d in a meeting, %d for something: "
+               "nobody can go on",
+               (long long)launch->view.block, count(launch, State::kDone), count(launch, State::kBarrier),
+               count(launch, State::kMeeting), count(launch, State::kPolling));
       return;
     }
   }
@@ -224,6 +246,19 @@ void emulated_sync_group(int id, int threads) {
   give_way(State::kBarrier);
 }
 
+void emulated_arrive_group(int id, int threads) {
+  (void)threads; // those who wait say how many the barrier is for
+  ++running->arrived[id];
+}
+
+void emulated_wait_until(bool (*ready)(const void *), const void *what) {
+  Lane *me = &running->lane[running->current];
+  if (ready(what)) return;
+  me->ready = ready;
+  me->ready_what = what;
+  give_way(State::kPolling);
+}
+
 void emulated_sync_block() { emulated_sync_group(0, running->threads); }
 
 const unsigned char *emulated_meet(const char *what, const void *mine, size_t bytes) {
@@ -263,6 +298,31 @@ void emulated_wait(int groups_left) {
       memset(copy.target, 0, copy.bytes);
   }
   me->copies = kept;
+}
+
+void emulated_defer(void (*run)(const void *), const void *data, size_t bytes) {
+  Lane *me = &running->lane[running->current];
+  if (me->works == kWork || bytes > kEmulatedWork) {
+    complain("a thread defers more than %d pieces of work, or one of %zu bytes", kWork, bytes);
+    give_way(State::kBarrier);
+  }
+  Work *work = &me->work[me->works++];
+  work->run = run;
+  work->group = me->work_group;
+  memcpy(work->data, data, bytes);
+}
+
+void emulated_defer_commit() { ++running->lane[running->current].work_group; }
+
+void emulated_defer_wait(int groups_left) {
+  Lane *me = &running->lane[running->current];
+  int done = 0;
+  while (done < me->works && me->work[done].group < me->work_group - groups_left) {
+    me->work[done].run(me->work[done].data);
+    ++done;
+  }
+  memmove(me->work, me->work + done, static_cast<size_t>(me->works - done) * sizeof me->work[0]);
+  me->works -= done;
 }
 
 } // namespace gpu

@@ -34,6 +34,10 @@ const EmulatedThread &emulated_thread();
 void emulated_sync_block();
 // Barrier of `threads` threads that name the same id, not 0.
 void emulated_sync_group(int id, int threads);
+// Arrives at such a barrier and goes on at once.
+void emulated_arrive_group(int id, int threads);
+// The thread goes on when ready(what) holds; a launch in which nobody can go on ends.
+void emulated_wait_until(bool (*ready)(const void *what), const void *what);
 void emulated_fail(const char *what); // the launch ends with this reason
 
 // Meeting of a wave: contributes bytes (at most kEmulatedSlot) and returns the contributions of all
@@ -46,6 +50,13 @@ const unsigned char *emulated_meet(const char *what, const void *mine, size_t by
 void emulated_copy(void *target, const void *source, size_t bytes);
 void emulated_commit();
 void emulated_wait(int groups_left);
+
+// Asynchronous work of another kind: run(data) happens when it is waited for, in order. At most
+// kEmulatedWork bytes of data, which are copied.
+constexpr size_t kEmulatedWork = 256;
+void emulated_defer(void (*run)(const void *data), const void *data, size_t bytes);
+void emulated_defer_commit();
+void emulated_defer_wait(int groups_left);
 
 } // namespace gpu
 } // namespace tessera

@@ -109,10 +109,10 @@ struct Forward {
     }
   }
 
-  // Folds one tile of scores into m and l, turns it into probabilities and rescales the outputs.
-  // unit * score is in base two. kAny false: m moves only when it is left behind by 2^8 (lazy_max).
-  TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
-    float alpha[kSlots];
+  // Folds one tile of scores into m and l and turns it into probabilities; alpha: the factors on the
+  // outputs so far. True if one of this lane's is not 1. unit * score is in base two. kAny false: m moves
+  // only when it is left behind by 2^8 (lazy_max).
+  TSRI_DEVICE_MEMBER bool fold_scores(State &state, Scores &s, float unit, float (&alpha)[kSlots]) {
     bool moved = false;
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) {
@@ -146,7 +146,10 @@ struct Forward {
           }
       state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum);
     }
-    if (!any_lane(moved)) return;
+    return moved;
+  }
+
+  TSRI_DEVICE_MEMBER void rescale(State &state, const float (&alpha)[kSlots]) {
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) {
       TSRI_UNROLL
@@ -158,6 +161,12 @@ struct Forward {
             x = Softmax::rescale(x, alpha[r]);
           }
     }
+  }
+
+  TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
+    float alpha[kSlots];
+    const bool moved = fold_scores(state, s, unit, alpha);
+    if (any_lane(moved)) rescale(state, alpha);
   }
 
   TSRI_DEVICE_MEMBER void drop(Scores &s, const ScoreTerms &terms, int32_t i0, int32_t key0) {
@@ -333,12 +342,10 @@ struct Forward {
     return l != l && m != infinity() ? l : m;
   }
 
-  // The sink, the division, LSE and the row maximum; then O through shared memory.
-  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, int64_t b, int64_t h, int column,
-                                 int32_t row0, int32_t i0, float unit) {
+  // The sink, the division, LSE and the row maximum.
+  TSRI_DEVICE_MEMBER void finish_rows(const Call &call, State &state, const tsri_span &span, int64_t b,
+                                      int64_t h, int column, int32_t row0, int32_t i0, float unit) {
     const tsr_problem &p = call.p;
-    const Shared &shared = shared_at<Shared>(0);
-    const tsri_span &span = shared.sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0; // of the slot from row0 on
     const float natural = kAny ? 1.0f : p.scale; // of a score's unit
     TSRI_UNROLL
@@ -377,6 +384,15 @@ struct Forward {
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,
                           used ? max_logit_of(state.m[r], l) * natural : -infinity());
     }
+  }
+
+  // That, and O through shared memory.
+  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, int64_t b, int64_t h, int column,
+                                 int32_t row0, int32_t i0, float unit) {
+    const tsr_problem &p = call.p;
+    const tsri_span &span = shared_at<Shared>(0).sequence.q;
+    const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
+    finish_rows(call, state, span, b, h, column, row0, i0, unit);
     store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
         state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
         span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));

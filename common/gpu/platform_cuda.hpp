@@ -26,7 +26,7 @@
 namespace tessera {
 namespace gpu {
 
-extern __shared__ __align__(128) unsigned char tsri_shared[];
+extern __shared__ __align__(1024) unsigned char tsri_shared[];
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 // The same, read again: what is computed from it cannot be moved out of a loop.
@@ -43,6 +43,10 @@ TSRI_DEVICE void sync_block() { __syncthreads(); }
 // Barrier of `threads` threads, whole waves, that name the same id, 1 to 15.
 TSRI_DEVICE void sync_group(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Arrives at such a barrier and goes on at once; the threads that wait there count it.
+TSRI_DEVICE void arrive_group(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 TSRI_DEVICE void sync_wave() { __syncwarp(); }
 

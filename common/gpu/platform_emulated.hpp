@@ -34,12 +34,15 @@ TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_threa
 
 TSRI_DEVICE void sync_block() { emulated_sync_block(); }
 TSRI_DEVICE void sync_group(int id, int threads) { emulated_sync_group(id, threads); }
+TSRI_DEVICE void arrive_group(int id, int threads) { emulated_arrive_group(id, threads); }
 TSRI_DEVICE void sync_wave() { emulated_meet("wave barrier", nullptr, 0); }
 
 template <class T>
 inline T &shared_at(uint32_t offset) {
   return *reinterpret_cast<T *>(emulated_thread().shared + offset);
 }
+
+TSRI_DEVICE uint32_t shared_address(uint32_t offset) { return offset; }
 
 TSRI_DEVICE uint32_t float_bits(float x) { return tsri_float_bits(x); }
 TSRI_DEVICE float bits_float(uint32_t x) { return tsri_bits_float(x); }

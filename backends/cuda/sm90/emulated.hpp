@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// instructions.hpp for the emulator. Stricter than a device: bytes of the copy engine land only when
+// somebody waits for them, and products read their operands only when they are waited for, so that what
+// is used too early, or overwritten too early, gives wrong results here every time.
+#ifndef TESSERA_BACKENDS_CUDA_SM90_EMULATED_HPP_
+#define TESSERA_BACKENDS_CUDA_SM90_EMULATED_HPP_
+
+#include <string.h>
+
+#include <vector>
+
+#include "backends/cuda/sm90/instructions.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// What a TensorMap is here. Dimensions: column, row, head, batch.
+struct EmulatedMap {
+  const unsigned char *base;
+  int64_t extent[4];
+  int64_t stride_bytes[4];
+  int32_t rows; // of the box, whose columns are 64
+  int32_t element_bytes;
+};
+static_assert(sizeof(EmulatedMap) <= sizeof(TensorMap), "fits the place of the device's own");
+
+struct EmulatedPhase {
+  uint16_t arrivals;
+  uint8_t parity; // of the phase under way
+  uint8_t ready;  // initialised: shared memory starts as ones
+  int16_t missing;
+  int16_t kilobytes_unused;
+};
+
+struct EmulatedLoad {
+  EmulatedMap map;
+  int64_t block;
+  uint32_t to, barrier;
+  int32_t at[4];
+};
+inline std::vector<EmulatedLoad> &emulated_loads() {
+  static thread_local std::vector<EmulatedLoad> loads;
+  return loads;
+}
+struct EmulatedBytes { // expected and not yet there, by barrier
+  int64_t block;
+  uint32_t barrier;
+  int64_t bytes;
+};
+inline std::vector<EmulatedBytes> &emulated_bytes() {
+  static thread_local std::vector<EmulatedBytes> bytes;
+  return bytes;
+}
+inline int64_t &emulated_missing_bytes(uint32_t barrier) {
+  std::vector<EmulatedBytes> &all = emulated_bytes();
+  const int64_t block = emulated_thread().block;
+  if (!all.empty() && all[0].block != block) all.clear();
+  for (EmulatedBytes &b : all)
+    if (b.barrier == barrier) return b.bytes;
+  all.push_back(EmulatedBytes{block, barrier, 0});
+  return all.back().bytes;
+}
+
+inline EmulatedPhase &emulated_phase(uint32_t offset) {
+  EmulatedPhase &phase = shared_at<EmulatedPhase>(offset);
+  if (phase.ready != 1) emulated_fail("a barrier in shared memory is used before it is made");
+  return phase;
+}
+inline void emulated_phase_end(uint32_t offset) {
+  EmulatedPhase &phase = shared_at<EmulatedPhase>(offset);
+  if (phase.missing != 0 || emulated_missing_bytes(offset) != 0) return;
+  phase.missing = static_cast<int16_t>(phase.arrivals);
+  phase.parity ^= 1;
+}
+
+inline void phase_init(uint32_t offset, uint32_t arrivals) {
+  shared_at<EmulatedPhase>(offset) =
+      EmulatedPhase{static_cast<uint16_t>(arrivals), 0, 1, static_cast<int16_t>(arrivals), 0};
+  emulated_missing_bytes(offset) = 0;
+  std::vector<EmulatedLoad> &loads = emulated_loads();
+  if (!loads.empty() && loads[0].block != emulated_thread().block) loads.clear();
+}
+inline void phase_init_done() {}
+inline void phase_arrive(uint32_t offset) {
+  EmulatedPhase &phase = emulated_phase(offset);
+  if (--phase.missing < 0) emulated_fail("more threads arrive at a barrier than its phase is for");
+  emulated_phase_end(offset);
+}
+inline void phase_expect(uint32_t offset, uint32_t bytes) {
+  emulated_phase(offset);
+  emulated_missing_bytes(offset) += bytes;
+  phase_arrive(offset);
+}
+
+inline void emulated_land(const EmulatedLoad &load) {
+  const EmulatedMap &map = load.map;
+  const int32_t size = map.element_bytes;
+  for (int r = 0; r < map.rows; ++r)
+    for (int c = 0; c < 64; ++c) {
+      const int64_t at[4] = {load.at[0] + c, load.at[1] + r, load.at[2], load.at[3]};
+      const unsigned char *from = map.base;
+      bool inside = true;
+      for (int d = 0; d < 4; ++d) {
+        inside = inside && at[d] >= 0 && at[d] < map.extent[d];
+        from += at[d] * map.stride_bytes[d];
+      }
+      const uint32_t chunk = static_cast<uint32_t>((c / 8) ^ (r & 7));
+      unsigned char *to = &shared_at<unsigned char>(load.to + static_cast<uint32_t>(r) * 128 + chunk * 16 +
+                                                    static_cast<uint32_t>(c % 8 * size));
+      if (inside)
+        memcpy(to, from, static_cast<size_t>(size));
+      else
+        memset(to, 0, static_cast<size_t>(size));
+    }
+  emulated_missing_bytes(load.barrier) -= static_cast<int64_t>(map.rows) * 64 * size;
+}
+
+struct EmulatedWait {
+  uint32_t offset, parity;
+};
+inline bool emulated_phase_over(const void *what) {
+  const EmulatedWait &wait = *static_cast<const EmulatedWait *>(what);
+  std::vector<EmulatedLoad> &loads = emulated_loads();
+  size_t kept = 0;
+  bool landed = false;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    if (loads[i].barrier == wait.offset) {
+      emulated_land(loads[i]);
+      landed = true;
+    } else {
+      loads[kept++] = loads[i];
+    }
+  }
+  loads.resize(kept);
+  if (landed) emulated_phase_end(wait.offset);
+  return shared_at<EmulatedPhase>(wait.offset).parity != wait.parity;
+}
+inline void phase_wait(uint32_t offset, uint32_t parity) {
+  const EmulatedWait wait = {offset, parity};
+  emulated_phase(offset);
+  emulated_wait_until(emulated_phase_over, &wait);
+}
+
+inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int32_t column, int32_t row,
+                        int32_t head, int32_t batch) {
+  EmulatedLoad load;
+  memcpy(&load.map, map.bytes, sizeof load.map);
+  load.block = emulated_thread().block;
+  load.to = to;
+  load.barrier = barrier;
+  const int32_t at[4] = {column, row, head, batch};
+  memcpy(load.at, at, sizeof at);
+  if (to % 1024 != 0) emulated_fail("a tile of the copy engine does not begin at a multiple of 1024");
+  emulated_loads().push_back(load);
+}
+inline void tensor_prefetch(const TensorMap &) {}
+inline void fence_async() {}
+
+template <int kRegisters>
+inline void more_registers() {}
+template <int kRegisters>
+inline void fewer_registers() {}
+
+// --------------------------------------------------------------------------------- products
+
+inline void matrix_begin() {}
+inline void matrix_commit() { emulated_defer_commit(); }
+template <int kLeft>
+inline void matrix_wait() {
+  emulated_defer_wait(kLeft);
+  sync_wave(); // the instruction is one of whole warps
+}
+template <class Acc, int kCount>
+inline void matrix_pin(Acc (&)[kCount]) {}
+inline MatrixTile matrix_fresh(MatrixTile tile) { return tile; }
+
+// Element (line, k) of an operand: k is contracted. Lines of an operand that is not transposed are rows of
+// shared memory, of a transposed one columns.
+template <class E>
+inline float matrix_element(MatrixTile tile, bool transposed, int line, int k) {
+  const uint32_t base = (tile.low & 0x3fff) << 4, piece = (tile.low >> 16) << 4;
+  uint32_t at = transposed ? base + static_cast<uint32_t>(line / 64) * piece +
+                                 static_cast<uint32_t>(k) * 128 + static_cast<uint32_t>(line % 64) * 2
+                           : base + static_cast<uint32_t>(line) * 128 + static_cast<uint32_t>(k) * 2;
+  at ^= (at >> 7 & 7) << 4; // the swizzle is of addresses
+  const uint16_t bits = shared_at<uint16_t>(at);
+  return E::low(bits);
+}
+
+struct EmulatedProduct {
+  float *d; // of this lane
+  MatrixTile a, b;
+  bool a_transposed, b_transposed, in_registers, add;
+  int32_t columns, lane, warp;
+  uint32_t row[2][8]; // of a in registers: the lane's two rows
+};
+
+template <class E>
+inline void emulated_product(const void *data) {
+  const EmulatedProduct &p = *static_cast<const EmulatedProduct *>(data);
+  float a[2][16], b[16];
+  for (int r = 0; r < 2; ++r)
+    for (int k = 0; k < 16; ++k)
+      a[r][k] = p.in_registers
+                    ? (k & 1 ? E::high(p.row[r][k / 2]) : E::low(p.row[r][k / 2]))
+                    : matrix_element<E>(p.a, p.a_transposed, 16 * p.warp + p.lane / 4 + 8 * r, k);
+  for (int j = 0; j < p.columns / 8; ++j)
+    for (int e = 0; e < 2; ++e) {
+      for (int k = 0; k < 16; ++k)
+        b[k] = matrix_element<E>(p.b, p.b_transposed, 8 * j + 2 * (p.lane % 4) + e, k);
+      for (int r = 0; r < 2; ++r) {
+        float &d = p.d[4 * j + 2 * r + e];
+        float sum = p.add ? d : 0.0f;
+        for (int k = 0; k < 16; ++k) sum += a[r][k] * b[k];
+        d = sum;
+      }
+    }
+}
+
+inline EmulatedProduct emulated_product_of(float *d, int columns, MatrixTile b, bool b_transposed, bool add) {
+  EmulatedProduct p = {};
+  p.d = d;
+  p.b = b;
+  p.b_transposed = b_transposed;
+  p.add = add;
+  p.columns = columns;
+  p.lane = thread_index() % 32;
+  p.warp = thread_index() / 32 % 4;
+  return p;
+}
+
+template <bool kATransposed, bool kBTransposed, class E, class Acc, int kCount>
+inline void matrix_product(E, Acc (&d)[kCount], MatrixTile a, MatrixTile b, bool add) {
+  EmulatedProduct p = emulated_product_of(d[0].x, 16 * kCount, b, kBTransposed, add);
+  p.a = a;
+  p.a_transposed = kATransposed;
+  emulated_defer(emulated_product<E>, &p, sizeof p);
+}
+template <bool kBTransposed, class E, class Acc, int kCount>
+inline void matrix_product_registers(E, Acc (&d)[kCount], const uint32_t (&a)[4], MatrixTile b, bool add) {
+  EmulatedProduct p = emulated_product_of(d[0].x, 16 * kCount, b, kBTransposed, add);
+  p.in_registers = true;
+  const unsigned char *all = emulated_meet("wgmma, A in registers", a, sizeof a);
+  for (int r = 0; r < 2; ++r)
+    for (int w = 0; w < 8; ++w)
+      p.row[r][w] = met_word(all, p.lane / 4 * 4 + w % 4, r + 2 * (w / 4));
+  emulated_defer(emulated_product<E>, &p, sizeof p);
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM90_EMULATED_HPP_

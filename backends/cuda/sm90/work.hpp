@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Work of blocks that stay: which tiles of queries of which heads a block takes one after the other, and what
+// it needs to know of each. Found once at the block's start, by all its threads and into shared memory, while
+// registers are still shared out evenly: warps that load and warps that multiply have few to spare.
+//
+// Order: `together` heads side by side, so that their keys stay in L2, and of each the last rows first, which
+// see the most keys under a causal mask; blocks take work in rounds, every other round from the far end, so
+// that long and short pieces even out.
+#ifndef TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
+#define TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
+
+#include "common/gpu/arguments.hpp"
+#include "common/gpu/score.hpp"
+#include "common/gpu/work.hpp"
+
+namespace tessera {
+namespace gpu {
+
+constexpr int kMostGroups = 3; // warpgroups that multiply
+
+struct alignas(16) WorkItem {
+  int64_t slot_begin; // first row of the queries' slot in its tensor
+  int64_t k_begin;    // first used row of keys
+  int32_t b;          // -1: nothing to do
+  int32_t h;
+  int32_t row0;       // of the slot
+  int32_t i0;         // used row of it; negative in left padding
+  int32_t slot_len, queries, keys, prefix;
+  int32_t band_lo, band_hi; // row i sees keys [i + band_lo, i + band_hi), cut to [prefix, keys]
+  KeyTiles tiles;
+  int32_t begin[kMostGroups], end[kMostGroups]; // of the list of tiles, for 64 rows each
+};
+
+// Number of the block's piece in a round; `works` or more: none.
+TSRI_DEVICE int64_t work_of_round(int round) {
+  const int64_t blocks = block_count(), block = block_index();
+  return round * blocks + (round & 1 ? blocks - 1 - block : block);
+}
+
+TSRI_DEVICE int32_t saturate(int64_t x) {
+  return static_cast<int32_t>(tsri_clamp(x, -INT32_MAX, INT32_MAX));
+}
+
+// Which tiles of the list rows [i0, i1) of the piece see, but for gaps in the middle.
+TSRI_DEVICE void visible_tiles(const WorkItem &item, const tsri_mask_rule &rule, int64_t i0, int64_t i1,
+                               int tile_k, int32_t *begin, int32_t *end) {
+  *begin = *end = 0;
+  if (i0 >= i1) return;
+  // The same head; the band begins later or ends earlier than the whole piece's.
+  const KeyTiles mine = key_tiles_of(rule, i0, i1, tile_k);
+  const int32_t band = mine.count - mine.head;
+  *end = band > 0 ? item.tiles.head + mine.band - item.tiles.band + band : mine.head;
+  *begin = mine.head > 0 || band == 0 ? 0 : mine.band - item.tiles.band;
+}
+
+// What there is to know of tile `tile` of (b, h).
+TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t tile, int tile_q, int tile_k) {
+  const tsri_sequence sequence = tsri_sequence_of(&call.p, &call.a, b);
+  const tsri_mask_rule rule = tsri_sequence_rule(&call.p, &sequence);
+  WorkItem item;
+  item.slot_begin = sequence.q.slot_begin;
+  item.k_begin = sequence.k.begin;
+  item.slot_len = static_cast<int32_t>(sequence.q.slot_len);
+  item.row0 = tile * tile_q;
+  item.b = item.row0 < item.slot_len ? static_cast<int32_t>(b) : -1;
+  item.h = h;
+  item.i0 = item.row0 - static_cast<int32_t>(sequence.q.begin - sequence.q.slot_begin);
+  item.queries = static_cast<int32_t>(sequence.q.len);
+  item.keys = static_cast<int32_t>(sequence.k.len);
+  item.prefix = static_cast<int32_t>(rule.prefix);
+  item.band_lo = rule.left == TSR_UNBOUNDED ? -INT32_MAX : saturate(tsri_add_sat(rule.diagonal, -rule.left));
+  item.band_hi = rule.right == TSR_UNBOUNDED
+                     ? INT32_MAX
+                     : saturate(tsri_add_sat(tsri_add_sat(rule.diagonal, rule.right), 1));
+  const int64_t i0 = larger(item.i0, 0), i1 = smaller(item.i0 + tile_q, item.queries);
+  item.tiles = key_tiles_of(rule, i0, i1, tile_k);
+  TSRI_UNROLL
+  for (int g = 0; g < kMostGroups; ++g) {
+    const int64_t from = static_cast<int64_t>(item.i0) + 64 * g;
+    visible_tiles(item, rule, larger(from, i0), smaller(from + 64, i1), tile_k, &item.begin[g], &item.end[g]);
+  }
+  return item;
+}
+
+// The band of used row i of a piece, as store_band's.
+TSRI_DEVICE RowBand work_band(const WorkItem &item, int64_t i) {
+  if (i < 0 || i >= item.queries) return RowBand{INT32_MAX, INT32_MIN};
+  const int64_t keys = item.keys;
+  const int64_t lo = tsri_clamp(item.band_lo == -INT32_MAX ? 0 : i + item.band_lo, item.prefix, keys);
+  const int64_t hi = tsri_clamp(item.band_hi == INT32_MAX ? keys : i + item.band_hi, lo, keys);
+  return RowBand{static_cast<int32_t>(lo), static_cast<int32_t>(hi)};
+}
+
+// Fills items[0 .. n - 1] at `offset` and returns n, by all threads of a block; a barrier must follow.
+template <int kThreads>
+TSRI_DEVICE int find_work(uint32_t offset, const EngineForwardArgs &args, int tile_q, int tile_k) {
+  const Call &call = args.forward.call;
+  const tsr_problem &p = call.p;
+  const bool packed = call.a.cu_q != nullptr;
+  const int64_t tiles = args.forward.tiles, together = args.together;
+  const int64_t slots = packed ? p.heads_q : p.heads_q * p.batch;
+  int n = 0;
+  for (; n < kEngineItems && n * static_cast<int64_t>(block_count()) < args.works;) ++n;
+  // Packed: a warp looks for one piece at a time; otherwise a thread does.
+  const int first = packed ? thread_index() / 32 : thread_index(), step = packed ? kThreads / 32 : kThreads;
+  for (int round = first; round < n; round += step) {
+    const int64_t work = work_of_round(round);
+    WorkItem item;
+    item.b = -1;
+    if (work < args.works) {
+      const int64_t section = work / (tiles * together), rest = work - section * tiles * together;
+      const int64_t width = smaller(together, slots - section * together);
+      const int64_t tile = rest / width, slot = section * together + rest % width;
+      const int32_t h = static_cast<int32_t>(slot % p.heads_q);
+      Place place = {slot / p.heads_q, static_cast<int32_t>(tiles - 1 - tile)};
+      if (packed) place = find_packed(call.a.cu_q, p.index_dtype, p.total_q, p.batch, tile_q, tile, 32);
+      if (place.b >= 0) item = work_item(call, place.b, h, place.tile, tile_q, tile_k);
+    }
+    if (!packed || thread_index() % 32 == 0)
+      shared_at<WorkItem>(offset + static_cast<uint32_t>(round) * sizeof(WorkItem)) = item;
+  }
+  return n;
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
