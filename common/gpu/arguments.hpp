@@ -76,9 +76,8 @@ struct ForwardArgs {
   int32_t chunks; // column chunks of Dv
 };
 
-// Forward by the copy engine: blocks stay and take one piece of work after the other, up to kEngineItems; see
+// Forward by the copy engine: blocks stay and take one piece of work after the other; see
 // backends/cuda/sm90/work.hpp.
-constexpr int kEngineItems = 64;
 struct EngineForwardArgs {
   ForwardArgs forward;
   int64_t works;    // query tiles x query heads x batch (packed: tiles of all slots x heads)

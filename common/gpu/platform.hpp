@@ -53,6 +53,7 @@ TSRI_DEVICE T smaller(T a, T b) {
 }
 TSRI_HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 TSRI_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+TSRI_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
 } // namespace gpu
 } // namespace tessera

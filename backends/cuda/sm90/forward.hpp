@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of compute capability 9.0: one warp feeds the copy engine, two or three warpgroups of 64 queries
-// multiply (wgmma) and fold; blocks stay and go from one tile of queries to the next, so that loads of the
-// next run under the end of this one. Within a warpgroup the scores of a tile are made while the values of
-// the tile before are multiplied (Shah et al. 2024, "FlashAttention-3", algorithm 2); between warpgroups,
-// kTurns lets one have the tensor cores while the other is in its exponentials (section 3.1 there).
+// Forward of compute capability 9.0: one warp feeds the copy engine with keys and values and one with queries,
+// two or three warpgroups of 64 queries multiply (wgmma) and fold. Blocks stay and go from one tile of
+// queries to the next; for a warpgroup all tiles of keys of all its tiles of queries are one sequence, in which
+// the scores of a tile are made while the values of the tile before are multiplied (Shah et al. 2024,
+// "FlashAttention-3", algorithm 2), also where a new tile of queries begins. Between warpgroups, kTurns
+// lets one have the tensor cores while another is in its exponentials (section 3.1 there).
 //
 // The recurrence, masks and row numbers are those of common/gpu/forward.hpp, whose rows a warpgroup's
 // accumulators have. Interval masks on aligned tensors without pages.
@@ -35,23 +36,30 @@ struct EngineForward {
   static constexpr int kDepth = kDqk / 16;
   static_assert(kGroups >= 2 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
 
-  // Pieces of 64 columns, see instructions.hpp.
-  static constexpr uint32_t kPieceQ = kTileQ * 128, kPieceK = kTileK * 128;
+  // Pieces of 64 columns, see instructions.hpp; queries by warpgroup.
+  static constexpr uint32_t kPieceQ = 64 * 128, kPieceK = kTileK * 128;
   static constexpr uint32_t kBytesQ = ceil_div(kDqk, 64) * kPieceQ;
   static constexpr uint32_t kBytesK = ceil_div(kDqk, 64) * kPieceK;
   static constexpr uint32_t kBytesV = ceil_div(kDv, 64) * kPieceK;
-  static constexpr uint32_t kBarriers = Rows::kBands + kTileQ * sizeof(RowBand);
-  static constexpr uint32_t kItems = ceil_div(kBarriers + (2 + 4 * kStages) * 8, 16) * 16;
-  static constexpr uint32_t kQ = ceil_div(kItems + kEngineItems * sizeof(WorkItem), 1024) * 1024;
-  static constexpr uint32_t kK = kQ + kBytesQ;
+  static_assert(kPieceK % 1024 == 0, "the swizzle's period");
+
+  // Barriers: `full` when the copy engine has filled a buffer, `empty` when every warpgroup (queries: that
+  // one) has read it.
+  static constexpr uint32_t kFullQ = 0, kEmptyQ = kFullQ + 8 * kGroups;
+  static constexpr uint32_t kFullK = kEmptyQ + 8 * kGroups, kEmptyK = kFullK + 8 * kStages;
+  static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
+  static_assert(kEmptyV + 8 * kStages <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
+  static constexpr uint32_t kTiles = kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
+  // Pieces of work that a block is given at most: what is left of shared memory.
+  static constexpr int kMostItems =
+      min_of(64, (kMostShared - static_cast<int>(kTiles + kItems)) / static_cast<int>(sizeof(WorkItem)));
+  static_assert(kMostItems >= 8 && kTiles % 1024 == 0 && kMostShared % 1024 == 0, "a block has to be worth its start");
+  static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
+  static constexpr uint32_t kK = kQ + kGroups * kBytesQ;
   static constexpr uint32_t kV = kK + kStages * kBytesK;
   static constexpr uint32_t kSharedBytes = kV + kStages * kBytesV;
-  static_assert(kPieceQ % 1024 == 0 && kPieceK % 1024 == 0, "the swizzle's period");
-
-  // Barriers: `full` when the copy engine has filled a buffer, `empty` when every warpgroup has read it.
-  static constexpr uint32_t kFullQ = kBarriers, kEmptyQ = kFullQ + 8, kFullK = kFullQ + 16;
-  static constexpr uint32_t kEmptyK = kFullK + 8 * kStages, kFullV = kEmptyK + 8 * kStages;
-  static constexpr uint32_t kEmptyV = kFullV + 8 * kStages;
+  static_assert(kSharedBytes <= kMostShared, "what a block can have");
   static constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup
   static constexpr int kGroupBarrier = 5; // likewise
 
@@ -72,40 +80,56 @@ struct EngineForward {
   // ---------------------------------------------------------------------------------- loading
 
   template <uint32_t kBytes, uint32_t kPiece>
-  TSRI_DEVICE_MEMBER void load(uint32_t to, const TensorMap &map, uint32_t full, int64_t row, int32_t head,
-                               int64_t batch) {
+  TSRI_DEVICE_MEMBER void load(uint32_t to, const TensorMap &map, uint32_t full, int32_t row, int32_t head,
+                               int32_t batch) {
     phase_expect(full, kBytes);
     TSRI_UNROLL
     for (uint32_t piece = 0; piece < kBytes / kPiece; ++piece)
-      tensor_load(to + piece * kPiece, map, full, static_cast<int32_t>(64 * piece),
-                  static_cast<int32_t>(row), head, static_cast<int32_t>(batch));
+      tensor_load(to + piece * kPiece, map, full, static_cast<int32_t>(64 * piece), row, head, batch);
   }
 
   TSRI_DEVICE_MEMBER const WorkItem &item_at(int i) {
     return shared_at<WorkItem>(kItems + static_cast<uint32_t>(i) * sizeof(WorkItem));
   }
 
-  // By one thread.
-  TSRI_DEVICE_MEMBER void load_all(const Args &args, int items) {
-    const Call &call = args.forward.call;
+  // The first piece of work from i on that has keys to see.
+  TSRI_DEVICE_MEMBER int next_item(int i, int items) {
+    while (i < items && (item_at(i).b < 0 || item_at(i).tiles.count == 0)) ++i;
+    return i;
+  }
+
+  // Keys and values, by one thread.
+  TSRI_DEVICE_MEMBER void load_keys(const Args &args, int items) {
     Ring ring = {0, 1}; // empty buffers are there from the start
-    uint32_t parity_q = 1;
-    for (int i = 0; i < items; ++i) {
+    for (int i = next_item(0, items); i < items; i = next_item(i + 1, items)) {
       const WorkItem &item = item_at(i);
-      const KeyTiles tiles = item.tiles;
-      if (item.b < 0 || tiles.count == 0) continue;
-      phase_wait(kEmptyQ, parity_q);
-      load<kBytesQ, kPieceQ>(kQ, args.q, kFullQ, item.slot_begin + item.row0, item.h, call.a.cu_q ? 0 : item.b);
-      const int32_t kv_head = item.h / call.group, batch = call.a.cu_k ? 0 : item.b;
-      for (int32_t n = 0; n < tiles.count; ++n) {
-        const int64_t row = item.k_begin + KeyTiles::at(tiles, n) * kTileK;
+      TSRI_NO_UNROLL
+      for (int32_t n = 0; n < item.tiles.count; ++n) {
+        const int32_t row = item.k_begin + KeyTiles::at(item.tiles, n) * kTileK;
         phase_wait(kEmptyK + 8 * ring.slot, ring.parity);
-        load<kBytesK, kPieceK>(kK + ring.slot * kBytesK, args.k, kFullK + 8 * ring.slot, row, kv_head, batch);
+        load<kBytesK, kPieceK>(kK + ring.slot * kBytesK, args.k, kFullK + 8 * ring.slot, row, item.k_head,
+                               item.k_batch);
         phase_wait(kEmptyV + 8 * ring.slot, ring.parity);
-        load<kBytesV, kPieceK>(kV + ring.slot * kBytesV, args.v, kFullV + 8 * ring.slot, row, kv_head, batch);
+        load<kBytesV, kPieceK>(kV + ring.slot * kBytesV, args.v, kFullV + 8 * ring.slot, row, item.k_head,
+                               item.k_batch);
         Ring::next(ring);
       }
-      parity_q ^= 1;
+    }
+  }
+
+  // Queries, by one thread.
+  TSRI_DEVICE_MEMBER void load_queries(const Args &args, int items) {
+    uint32_t parity = 1;
+    for (int i = next_item(0, items); i < items; i = next_item(i + 1, items)) {
+      const WorkItem &item = item_at(i);
+      TSRI_NO_UNROLL
+      for (uint32_t group = 0; group < kGroups; ++group) {
+        phase_wait(kEmptyQ + 8 * group, parity);
+        load<kBytesQ, kPieceQ>(kQ + group * kBytesQ, args.q, kFullQ + 8 * group,
+                               item.slot_begin + item.row0 + 64 * static_cast<int32_t>(group), item.h,
+                               item.q_batch);
+      }
+      parity ^= 1;
     }
   }
 
@@ -171,116 +195,119 @@ struct EngineForward {
     return Rows::fold_scores(state, s, unit, alpha);
   }
 
-  // The tiles of one piece of work that some row of the warpgroup sees, [begin, end) of the list: others are
-  // let go, in turn.
-  TSRI_DEVICE_MEMBER void let_go(Ring &ring, int group, int32_t tiles, int32_t turns) {
-    for (int32_t n = 0; n < tiles; ++n) {
-      phase_wait(kFullK + 8 * ring.slot, ring.parity);
-      release(kEmptyK + 8 * ring.slot);
-      phase_wait(kFullV + 8 * ring.slot, ring.parity);
-      release(kEmptyV + 8 * ring.slot);
-      Ring::next(ring);
-      if (n < turns) {
-        take_turn(group);
-        pass_turn(group);
-      }
+  TSRI_DEVICE_MEMBER void start_state(State &state) {
+    clear<U>(state.out);
+    TSRI_UNROLL
+    for (int r = 0; r < Rows::kSlots; ++r) {
+      state.m[r] = Softmax::start_max();
+      state.l[r] = Softmax::start_sum();
     }
   }
 
-  TSRI_DEVICE_MEMBER void multiply_item(State &state, const WorkItem &item, float unit, int group, Ring &ring) {
-    const MatrixTile q = matrix_tile(kQ + static_cast<uint32_t>(group) * 64 * 128, 16);
-    Scores s;
-    uint32_t p[kCon][4];
-    float alpha[Rows::kSlots];
-    clear<U>(s); // a product that does not add still counts as a reader of its accumulators
-    const int32_t begin = item.begin[group];
-    let_go(ring, group, begin, begin);
-    int32_t key0 = KeyTiles::at(item.tiles, begin) * kTileK;
-    phase_wait(kFullK + 8 * ring.slot, ring.parity);
-    matrix_begin();
-    start_scores(s, q, matrix_tile(kK + ring.slot * kBytesK, 16));
-    matrix_wait<0>();
-    matrix_pin(s[0]);
-    release(kEmptyK + 8 * ring.slot);
-    fold(state, s, item, unit, key0, alpha); // nothing to rescale yet
-    pack(p, s);
-    TSRI_NO_UNROLL
-    for (int32_t n = begin + 1; n < item.end[group]; ++n) {
-      const Ring before = ring;
-      Ring::next(ring);
-      phase_wait(kFullK + 8 * ring.slot, ring.parity);
-      take_turn(group);
-      matrix_begin();
-      start_scores(s, q, matrix_tile(kK + ring.slot * kBytesK, 16));
-      phase_wait(kFullV + 8 * before.slot, before.parity);
-      if (key0 + kTileK > item.keys) clear_tail(kV + before.slot * kBytesV, item.keys - key0, group);
-      matrix_pin(state.out[0]);
-      matrix_begin();
-      start_values(state, p, matrix_tile(kV + before.slot * kBytesV, kPieceK));
-      pass_turn(group);
-      key0 = KeyTiles::at(item.tiles, n) * kTileK;
-      matrix_wait<1>();
-      matrix_pin(s[0]);
-      release(kEmptyK + 8 * ring.slot);
-      const bool moved = fold(state, s, item, unit, key0, alpha);
-      matrix_wait<0>();
-      matrix_pin(state.out[0]);
-      release(kEmptyV + 8 * before.slot);
-      pack(p, s);
-      if (any_lane(moved)) Rows::rescale(state, alpha);
+  // Pieces of work whose rows see nothing.
+  TSRI_DEVICE_MEMBER void finish_empty(const Call &call, int items, float unit) {
+    for (int i = 0; i < items; ++i) {
+      const WorkItem &item = item_at(i);
+      if (item.b < 0 || item.tiles.count > 0) continue;
+      State state;
+      start_state(state);
+      finish(call, state, item, unit);
     }
-    release(kEmptyQ);
+  }
+
+  // The values of the tile in `ring`, whose first key is key0.
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const uint32_t (&p)[kCon][4], const Ring &ring,
+                                          int32_t keys, int32_t key0, int group) {
+    const uint32_t v_tile = kV + ring.slot * kBytesV;
     phase_wait(kFullV + 8 * ring.slot, ring.parity);
-    if (key0 + kTileK > item.keys) clear_tail(kV + ring.slot * kBytesV, item.keys - key0, group);
+    if (key0 + kTileK > keys) clear_tail(v_tile, keys - key0, group);
     matrix_pin(state.out[0]);
     matrix_begin();
-    start_values(state, p, matrix_tile(kV + ring.slot * kBytesV, kPieceK));
-    matrix_wait<0>();
-    matrix_pin(state.out[0]);
-    release(kEmptyV + 8 * ring.slot);
-    Ring::next(ring);
-    const int32_t left = item.tiles.count - item.end[group];
-    let_go(ring, group, left, left);
+    start_values(state, p, matrix_tile(v_tile, kPieceK));
   }
 
   TSRI_DEVICE_MEMBER void multiply_all(const Args &args, int items) {
     const Call &call = args.forward.call;
     const int group = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
     const float unit = call.p.scale * static_cast<float>(TSRI_LOG2E);
-    Ring ring = {0, 0};
-    uint32_t parity_q = 0;
+    const uint32_t full_q = kFullQ + 8 * static_cast<uint32_t>(group), empty_q = full_q + 8 * kGroups;
+    const MatrixTile q = matrix_tile(kQ + static_cast<uint32_t>(group) * kBytesQ, 16);
+    finish_empty(call, items, unit);
+    int i = next_item(0, items); // the piece of work whose scores came last
+    if (i >= items) return;
     if (group == kGroups - 1) pass_turn(group); // the first turn is the first warpgroup's
-    for (int i = 0; i < items; ++i) {
-      const WorkItem &item = item_at(i);
-      if (item.b < 0) continue;
-      store_warp_bands(item);
-      State state;
-      clear<U>(state.out);
-      TSRI_UNROLL
-      for (int r = 0; r < Rows::kSlots; ++r) {
-        state.m[r] = Softmax::start_max();
-        state.l[r] = Softmax::start_sum();
-      }
-      if (item.tiles.count > 0) {
-        phase_wait(kFullQ, parity_q);
+
+    Ring ring = {0, 0}; // the tile whose scores came last
+    uint32_t parity_q = 0;
+    State state;
+    Scores s;
+    uint32_t p[kCon][4];
+    float alpha[Rows::kSlots];
+    start_state(state);
+    store_warp_bands(item_at(i));
+    int before = i;
+    int32_t n = 0, key0 = KeyTiles::at(item_at(i).tiles, 0) * kTileK;
+    phase_wait(full_q, parity_q);
+    phase_wait(kFullK, 0);
+    matrix_begin();
+    start_scores(s, q, matrix_tile(kK, 16));
+    matrix_wait<0>();
+    matrix_pin(s[0]);
+    release(kEmptyK);
+    if (item_at(i).tiles.count == 1) release(empty_q);
+    fold(state, s, item_at(i), unit, key0, alpha); // nothing to rescale yet
+    pack(p, s);
+    TSRI_NO_UNROLL
+    for (;;) {
+      before = i;
+      const Ring v_ring = ring;
+      const int32_t v_key0 = key0;
+      if (++n == item_at(before).tiles.count) {
+        n = 0;
+        i = next_item(i + 1, items);
+        if (i >= items) break;
         parity_q ^= 1;
-        if (item.begin[group] < item.end[group]) {
-          multiply_item(state, item, unit, group, ring);
-        } else {
-          release(kEmptyQ);
-          let_go(ring, group, item.tiles.count, item.tiles.count - 1);
-        }
+        phase_wait(full_q, parity_q);
       }
-      finish(call, state, item, unit);
+      const bool fresh = i != before;
+      key0 = KeyTiles::at(item_at(i).tiles, n) * kTileK;
+      Ring::next(ring);
+      phase_wait(kFullK + 8 * ring.slot, ring.parity);
+      take_turn(group);
+      matrix_begin();
+      start_scores(s, q, matrix_tile(kK + ring.slot * kBytesK, 16));
+      multiply_values(state, p, v_ring, item_at(before).keys, v_key0, group);
+      pass_turn(group);
+      matrix_wait<1>();
+      matrix_pin(s[0]);
+      release(kEmptyK + 8 * ring.slot);
+      if (n + 1 == item_at(i).tiles.count) release(empty_q);
+      if (fresh) {
+        matrix_wait<0>();
+        matrix_pin(state.out[0]);
+        finish(call, state, item_at(before), unit);
+        start_state(state);
+        store_warp_bands(item_at(i));
+      }
+      const bool moved = fold(state, s, item_at(i), unit, key0, alpha);
+      matrix_wait<0>();
+      matrix_pin(state.out[0]);
+      release(kEmptyV + 8 * v_ring.slot);
+      pack(p, s);
+      if (any_lane(moved)) Rows::rescale(state, alpha);
     }
+    multiply_values(state, p, ring, item_at(before).keys, key0, group);
+    matrix_wait<0>();
+    matrix_pin(state.out[0]);
+    finish(call, state, item_at(before), unit);
   }
 
   TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item, float unit) {
-    const int64_t begin = item.slot_begin + item.row0 - item.i0;
+    const int64_t begin = static_cast<int64_t>(item.slot_begin) + item.row0 - item.i0;
     const tsri_span span = {item.slot_begin, item.slot_len, begin, item.queries};
     Rows::finish_rows(call, state, span, item.b, item.h, 0, item.row0, item.i0, unit);
     store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.b, item.h,
-                                   item.slot_begin + item.row0, item.slot_len - item.row0, Rows::wave_row(),
+                                   static_cast<int64_t>(item.slot_begin) + item.row0, item.slot_len - item.row0, Rows::wave_row(),
                                    static_cast<int>(call.p.dim_v));
   }
 
@@ -299,8 +326,10 @@ struct EngineForward {
       tensor_prefetch(args.q);
       tensor_prefetch(args.k);
       tensor_prefetch(args.v);
-      phase_init(kFullQ, 1);
-      phase_init(kEmptyQ, kGroups);
+      for (uint32_t g = 0; g < kGroups; ++g) {
+        phase_init(kFullQ + 8 * g, 1);
+        phase_init(kEmptyQ + 8 * g, 1);
+      }
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullK + 8 * s, 1);
         phase_init(kEmptyK + 8 * s, kGroups);
@@ -309,11 +338,12 @@ struct EngineForward {
       }
       phase_init_done();
     }
-    const int items = find_work<kThreads>(kItems, args, kTileQ, kTileK);
+    const int items = find_work<kThreads, kMostItems>(kItems, args, kTileQ, kTileK);
     sync_block();
     if (warp >= 4 * kGroups) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == 4 * kGroups * 32) load_all(args, items);
+      if (thread_index() == kGroups * kWarpgroup) load_keys(args, items);
+      if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args, items);
     } else {
       more_registers<kMultiplyRegisters>();
       multiply_all(args, items);

@@ -19,6 +19,7 @@ namespace tessera {
 namespace gpu {
 
 constexpr int kWarpgroup = 128;
+constexpr int kMostShared = 227 << 10; // bytes of shared memory that a block can have
 
 // A matrix in shared memory as wgmma sees it: low word address and stride between pieces, both in units of
 // 16 bytes; high word stride between groups of eight rows (1024 bytes) and the swizzle of 128 bytes.

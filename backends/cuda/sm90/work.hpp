@@ -17,19 +17,18 @@
 namespace tessera {
 namespace gpu {
 
-constexpr int kMostGroups = 3; // warpgroups that multiply
-
-struct alignas(16) WorkItem {
-  int64_t slot_begin; // first row of the queries' slot in its tensor
-  int64_t k_begin;    // first used row of keys
+struct WorkItem {
   int32_t b;          // -1: nothing to do
   int32_t h;
+  int32_t slot_begin; // first row of the queries' slot in its tensor; all rows are below 2^31
+  int32_t k_begin;    // first used row of keys
+  int32_t q_batch;    // where the copy engine finds them: 0 in packed tensors
+  int32_t k_batch, k_head;
   int32_t row0;       // of the slot
   int32_t i0;         // used row of it; negative in left padding
   int32_t slot_len, queries, keys, prefix;
   int32_t band_lo, band_hi; // row i sees keys [i + band_lo, i + band_hi), cut to [prefix, keys]
   KeyTiles tiles;
-  int32_t begin[kMostGroups], end[kMostGroups]; // of the list of tiles, for 64 rows each
 };
 
 // Number of the block's piece in a round; `works` or more: none.
@@ -42,25 +41,16 @@ TSRI_DEVICE int32_t saturate(int64_t x) {
   return static_cast<int32_t>(tsri_clamp(x, -INT32_MAX, INT32_MAX));
 }
 
-// Which tiles of the list rows [i0, i1) of the piece see, but for gaps in the middle.
-TSRI_DEVICE void visible_tiles(const WorkItem &item, const tsri_mask_rule &rule, int64_t i0, int64_t i1,
-                               int tile_k, int32_t *begin, int32_t *end) {
-  *begin = *end = 0;
-  if (i0 >= i1) return;
-  // The same head; the band begins later or ends earlier than the whole piece's.
-  const KeyTiles mine = key_tiles_of(rule, i0, i1, tile_k);
-  const int32_t band = mine.count - mine.head;
-  *end = band > 0 ? item.tiles.head + mine.band - item.tiles.band + band : mine.head;
-  *begin = mine.head > 0 || band == 0 ? 0 : mine.band - item.tiles.band;
-}
-
 // What there is to know of tile `tile` of (b, h).
 TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t tile, int tile_q, int tile_k) {
   const tsri_sequence sequence = tsri_sequence_of(&call.p, &call.a, b);
   const tsri_mask_rule rule = tsri_sequence_rule(&call.p, &sequence);
   WorkItem item;
-  item.slot_begin = sequence.q.slot_begin;
-  item.k_begin = sequence.k.begin;
+  item.slot_begin = static_cast<int32_t>(sequence.q.slot_begin);
+  item.k_begin = static_cast<int32_t>(sequence.k.begin);
+  item.q_batch = call.a.cu_q ? 0 : static_cast<int32_t>(b);
+  item.k_batch = call.a.cu_k ? 0 : static_cast<int32_t>(b);
+  item.k_head = h / call.group;
   item.slot_len = static_cast<int32_t>(sequence.q.slot_len);
   item.row0 = tile * tile_q;
   item.b = item.row0 < item.slot_len ? static_cast<int32_t>(b) : -1;
@@ -75,11 +65,6 @@ TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t t
                      : saturate(tsri_add_sat(tsri_add_sat(rule.diagonal, rule.right), 1));
   const int64_t i0 = larger(item.i0, 0), i1 = smaller(item.i0 + tile_q, item.queries);
   item.tiles = key_tiles_of(rule, i0, i1, tile_k);
-  TSRI_UNROLL
-  for (int g = 0; g < kMostGroups; ++g) {
-    const int64_t from = static_cast<int64_t>(item.i0) + 64 * g;
-    visible_tiles(item, rule, larger(from, i0), smaller(from + 64, i1), tile_k, &item.begin[g], &item.end[g]);
-  }
   return item;
 }
 
@@ -92,8 +77,8 @@ TSRI_DEVICE RowBand work_band(const WorkItem &item, int64_t i) {
   return RowBand{static_cast<int32_t>(lo), static_cast<int32_t>(hi)};
 }
 
-// Fills items[0 .. n - 1] at `offset` and returns n, by all threads of a block; a barrier must follow.
-template <int kThreads>
+// Fills items[0 .. n - 1] at `offset` and returns n <= kItems, by all threads of a block; a barrier must follow.
+template <int kThreads, int kItems>
 TSRI_DEVICE int find_work(uint32_t offset, const EngineForwardArgs &args, int tile_q, int tile_k) {
   const Call &call = args.forward.call;
   const tsr_problem &p = call.p;
@@ -101,7 +86,7 @@ TSRI_DEVICE int find_work(uint32_t offset, const EngineForwardArgs &args, int ti
   const int64_t tiles = args.forward.tiles, together = args.together;
   const int64_t slots = packed ? p.heads_q : p.heads_q * p.batch;
   int n = 0;
-  for (; n < kEngineItems && n * static_cast<int64_t>(block_count()) < args.works;) ++n;
+  for (; n < kItems && n * static_cast<int64_t>(block_count()) < args.works;) ++n;
   // Packed: a warp looks for one piece at a time; otherwise a thread does.
   const int first = packed ? thread_index() / 32 : thread_index(), step = packed ? kThreads / 32 : kThreads;
   for (int round = first; round < n; round += step) {
