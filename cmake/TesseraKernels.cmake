@@ -23,6 +23,18 @@ macro(tessera_enable_cuda)
   find_package(CUDAToolkit REQUIRED)
 endmacro()
 
+# The host side that GPU backends share: compiled once per backend, in a namespace of the backend's name.
+set(TESSERA_GPU_HOST_SOURCES backend backward_plan cost launch merge select)
+list(TRANSFORM TESSERA_GPU_HOST_SOURCES REPLACE "(.+)" "${Tessera_SOURCE_DIR}/common/gpu/host/\\1.cpp")
+
+# tessera_gpu_host(<backend> <tsr_device_kind> [NAMED_ONLY]): tells those sources whose vtable they make,
+# where its memory is, and whether it is used only when named.
+function(tessera_gpu_host backend kind)
+  cmake_parse_arguments(PARSE_ARGV 2 ARG "NAMED_ONLY" "" "")
+  target_compile_definitions(tessera_backend_${backend} PRIVATE TSRI_GPU_BACKEND=${backend}
+    TSRI_GPU_KIND=${kind} TSRI_GPU_NAMED_ONLY=$<BOOL:${ARG_NAMED_ONLY}>)
+endfunction()
+
 # tessera_kernel_row(<line of kernels.def>): sets ROW_* in the caller, ROW_FAMILY empty if it is no row.
 macro(tessera_kernel_row line)
   set(ROW_FAMILY "")

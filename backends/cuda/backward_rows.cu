@@ -4,7 +4,7 @@
 // as CUDA, or as C++ in the emulated build.
 #include "common/gpu/backward_rows.hpp"
 
-#include "backends/cuda/backward_plan.h"
+#include "common/gpu/host/backward_plan.h"
 
 namespace tessera {
 namespace cuda {

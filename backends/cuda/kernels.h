@@ -1,67 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the rest of the backend knows of a kernel row: its limits, its tile, and the device functions
-// behind it. One row is one line of kernels.def and one generated source (instance.cu.in), whose
-// object exports the row as tsri_cuda_row_<name>. Numbers that follow from the tile (shared memory,
-// threads) are computed where the tile program is instantiated and only carried here.
+// Rows of kernels.def as the shared host code sees them. One row is one line of kernels.def and one
+// generated source (instance*.cu.in), whose object exports the row as tsri_cuda_row_<name>. A handle of a
+// device function is that of a __global__ function; in the emulated build it is a function that takes a
+// pointer to the argument struct.
 #ifndef TESSERA_BACKENDS_CUDA_KERNELS_H_
 #define TESSERA_BACKENDS_CUDA_KERNELS_H_
 
-#include <stdint.h>
-
-#include "tessera/tessera.h"
-
-namespace tessera {
-namespace cuda {
-
-enum class Family : int32_t {
-  kForward,  // one block per query tile: ForwardArgs
-  kSplit,    // short queries, keys cut over blocks: SplitArgs
-  kBackward, // several passes: BackwardArgs
-};
-
-// A device function: what the runtime launches. On the device `function` is the host-side handle of a
-// __global__ function that takes one argument struct by value; in the emulated build it is a function
-// that takes a pointer to that struct.
-struct Entry {
-  const void *function; // nullptr: the row has no such entry
-  int32_t threads;
-  uint32_t shared_bytes;
-};
-
-// Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryStats finds LSE and
-// delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows.
-// What does not depend on the row is in backward_rows.cu.
-enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryCount = 4 };
-
-// The tiles of a backward row beyond tile_q x tile_k of kEntryMain.
-struct BackwardTiles {
-  int32_t chunk_qk, chunk_v;    // kEntryMain: columns of dK (and dQ), and of dV, per block
-  int32_t query_q, query_k;     // kEntryStats, kEntryDq and kEntryBias
-  int32_t query_chunk;          // kEntryDq: columns of dQ per block
-};
-
-struct Row {
-  const char *name; // op_dtype_dTIER_mask__arch_QxK
-  tsr_pass pass;
-  Family family;
-  tsr_dtype dtype; // of Q, K and V
-  int32_t dim_qk;  // largest Dqk
-  int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks. Backward: largest Dv
-  int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
-                   // stride; 1: every feature and stride
-  int32_t paged;   // 1: K and V may be paged
-  int32_t arch;    // least compute capability, 80 for 8.0
-  int32_t tile_q, tile_k;
-  int32_t stages;
-  Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
-  BackwardTiles backward;   // zeros in other families
-};
-
-// The index-th row of kernels.def; nullptr past the last one.
-const Row *row_at(int32_t index);
-
-} // namespace cuda
-} // namespace tessera
+#include "common/gpu/host/kernels.h"
 
 #endif // TESSERA_BACKENDS_CUDA_KERNELS_H_

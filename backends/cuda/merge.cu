@@ -4,7 +4,7 @@
 // build.
 #include "common/gpu/merge.hpp"
 
-#include "backends/cuda/merge.h"
+#include "common/gpu/host/merge.h"
 
 namespace tessera {
 namespace cuda {

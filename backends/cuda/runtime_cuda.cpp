@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// runtime.h on the CUDA runtime, which is linked statically and looks for the driver when it is first
+// common/gpu/host/runtime.h on the CUDA runtime, which is linked statically and looks for the driver when it is first
 // called: where there is none, probe says so and nothing else of this file runs. The thread's current
 // device is the caller's: it is changed only where it differs, and set back.
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime.h"
+#include "common/gpu/host/runtime.h"
 
 namespace tessera {
 namespace cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// runtime.h on the SIMT emulator: one device with the facts of a current one, so that selection takes
-// the ways it takes there; memory is the host's, and work is done when a call returns.
+// common/gpu/host/runtime.h on the SIMT emulator: one device with the facts of a current one, so that
+// selection takes the ways it takes there; memory is the host's, and work is done when a call returns.
 #include "runtime_emulated.h"
 
 #include <stdio.h>

@@ -8,7 +8,7 @@
 
 #include <atomic>
 
-#include "runtime.h"
+#include "common/gpu/host/runtime.h"
 
 namespace tessera {
 namespace cuda {

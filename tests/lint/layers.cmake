@@ -13,6 +13,7 @@ set(pure "<(assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|math|st
 set(public "[<\"]tessera/(tessera|version|export|backend|dlpack)\\.h[>\"]")
 set(common "\"common/[a-z0-9_]+(-inl)?\\.(h|def)\"")
 set(gpu "\"common/gpu/[a-z0-9_]+\\.hpp\"")
+set(gpu_host "\"common/gpu/host/[a-z0-9_]+\\.h\"")
 set(own "\"[a-z0-9_]+(-inl)?\\.(h|hpp|cuh|def)\"")
 set(own_sub "\"[a-z0-9_]+/[a-z0-9_]+(-inl)?\\.(h|hpp|cuh|def)\"")
 set(support "\"tests/support/[a-z0-9_]+\\.(h|def)\"")
@@ -35,15 +36,16 @@ rule("^api/include/" "${public}|<stddef\\.h>|<stdint\\.h>" "${none}")
 rule("^api/src/" "${public}|${common}|${own}|${system}" "${vendor}|<omp\\.h>")
 rule("^common/reference/" "${public}|${common}|${own}|${system}" "${vendor}")
 rule("^common/gpu/(platform\\.hpp|emulator\\.cpp)$" "${public}|${common}|${gpu}|${own}|${system}" "${none}")
+rule("^common/gpu/host/" "${public}|${common}|${gpu}|${gpu_host}|${pure}|<stdio\\.h>" "${none}")
 rule("^common/gpu/" "${public}|${common}|${gpu}|${own}|${pure}" "${none}")
 rule("^common/" "${public}|${common}|${own}|${pure}" "${none}")
 rule("^backends/cpu/"
   "${public}|${common}|${own}|\"backends/cpu/[a-z0-9_-]+\\.(h|cc)\"|\"hwy/[a-z0-9_/-]+\\.h\"|${system}"
   "<(cuda|hip)[a-z0-9_]*(\\.h|/.*)>")
 rule("^backends/cuda/"
-  "${public}|${common}|${gpu}|${own}|${own_sub}|\"backends/cuda/.*\"|${system}" "<hip[a-z0-9_]*(\\.h|/.*)>|<hwy/|\"(tests|api)/")
+  "${public}|${common}|${gpu}|${gpu_host}|${own}|${own_sub}|\"backends/cuda/.*\"|${system}" "<hip[a-z0-9_]*(\\.h|/.*)>|<hwy/|\"(tests|api)/")
 rule("^backends/hip/"
-  "${public}|${common}|${gpu}|${own}|${own_sub}|\"backends/hip/.*\"|${system}" "<cuda[a-z0-9_]*(\\.h|/.*)>|<hwy/|\"(tests|api)/")
+  "${public}|${common}|${gpu}|${gpu_host}|${own}|${own_sub}|\"backends/hip/.*\"|${system}" "<cuda[a-z0-9_]*(\\.h|/.*)>|<hwy/|\"(tests|api)/")
 rule("^backends/" "${public}|${common}|${own}|${system}" "${none}")
 rule("^cli/" "${public}|${support}|\"bench/[a-z0-9_]+\\.h\"|${own}|${system}" "${vendor}|tessera/backend\\.h")
 rule("^examples/custom_backend/" "${public}|${own}|${system}" "${vendor}")

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <string>
 
-#include "backends/cuda/cost.h"
-#include "backends/cuda/select.h"
+#include "common/gpu/host/cost.h"
+#include "common/gpu/host/select.h"
 extern "C" {
 #include "api/src/validate.h"
 }

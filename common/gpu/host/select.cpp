@@ -2,7 +2,7 @@
 //
 // See select.h. Refusals come first, each with what was found and what the row takes; then the cut; then
 // its cost. Only what the problem says at plan time counts, never a length that is known at run time.
-#include "select.h"
+#include "common/gpu/host/select.h"
 
 #include <float.h>
 #include <math.h>
@@ -10,16 +10,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backward_plan.h"
 #include "common/dtype.h"
 #include "common/gpu/arguments.hpp"
+#include "common/gpu/host/backward_plan.h"
+#include "common/gpu/host/cost.h"
+#include "common/gpu/host/launch.h"
 #include "common/score.h"
 #include "common/workspace.h"
-#include "cost.h"
-#include "launch.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 // Every row of either mask class honours these. No row maxima: edge rows let the maximum lag behind.
@@ -87,9 +87,7 @@ __attribute__((format(printf, 2, 3))) bool refuse(tsr_reason *why, const char *f
 }
 
 bool takes_device(const DeviceFacts &facts, const Row &row, tsr_reason *why) {
-  if (facts.arch < row.arch)
-    return refuse(why, "%.64s has compute capability %d.%d, this kernel needs %d.%d", facts.name,
-                  facts.arch / 10, facts.arch % 10, row.arch / 10, row.arch % 10);
+  if (!device_takes(facts, row, why)) return false;
   for (const Entry &entry : row.entry)
     if (entry.function && entry.shared_bytes > facts.shared_per_block)
       return refuse(why, "needs %u bytes of shared memory per block, %.64s has %lld",
@@ -300,5 +298,5 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
   return true;
 }
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera

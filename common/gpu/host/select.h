@@ -3,20 +3,18 @@
 // Whether a kernel row takes a problem on a device, how the work is then cut, and what it is expected to
 // take: a pure function of facts, row and problem, with no device in reach. The dispatcher ranks by
 // the seconds; nothing else chooses.
-#ifndef TESSERA_BACKENDS_CUDA_SELECT_H_
-#define TESSERA_BACKENDS_CUDA_SELECT_H_
+#ifndef TESSERA_COMMON_GPU_HOST_SELECT_H_
+#define TESSERA_COMMON_GPU_HOST_SELECT_H_
 
 #include <stdint.h>
 
-#include "kernels.h"
-#include "runtime.h"
+#include "common/gpu/host/device.h"
+#include "common/gpu/host/kernels.h"
 #include "tessera/backend.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 
-// Compute capability that the oldest rows need.
-constexpr int32_t kLeastArch = 80;
 // Keys of a part where the cut may depend on nothing but the problem's rules (batch_invariant).
 constexpr int64_t kFixedPartKeys = 512;
 // What one launch can have.
@@ -64,7 +62,7 @@ struct Choice {
 bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
                 Choice *choice, tsr_reason *why);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_SELECT_H_
+#endif // TESSERA_COMMON_GPU_HOST_SELECT_H_

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches of the kernels of merge.cu. A merge of more parts than fit its arguments needs a table of
-// pointers in device memory, allocated and freed in stream order: the call has no workspace.
-#include "merge.h"
+// Launches of the kernels of common/gpu/merge.hpp. A merge of more parts than fit its arguments needs a
+// table of pointers in device memory, allocated and freed in stream order: the call has no workspace.
+#include "common/gpu/host/merge.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "common/dropout.h"
+#include "common/gpu/host/runtime.h"
 #include "common/gpu/merge_arguments.hpp"
-#include "runtime.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 static_assert(sizeof(gpu::MergeArgs) <= 4096, "kernel parameters that every device takes");
@@ -55,6 +55,7 @@ tsr_status merge_launch(int32_t device, const tsr_merge_problem &problem,
                         const void *const *o_parts, const float *const *lse_parts, void *o,
                         float *lse, void *stream, tsr_reason *why) {
   const int64_t parts = problem.parts, rows = problem.batch * problem.heads * problem.seq;
+  // A row is a wave's; with waves of 64 half of the blocks find no row, which costs nothing to speak of.
   const int64_t blocks = blocks_of(rows, gpu::kMergeThreads / 32);
   gpu::MergeArgs args;
   void *table = nullptr;
@@ -101,5 +102,5 @@ tsr_status keep_mask_launch(int32_t device, const tsr_dropout_problem &problem, 
   return launch(device, keep_mask_entry, blocks, args, stream, why);
 }
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera

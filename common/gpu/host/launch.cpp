@@ -2,7 +2,7 @@
 //
 // See launch.h. Nothing here allocates, waits or reads device memory: a run is the filling of one struct
 // and a launch, preceded by the clearing of the counters for split rows.
-#include "launch.h"
+#include "common/gpu/host/launch.h"
 
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "common/workspace.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 static_assert(sizeof(gpu::ForwardArgs) <= 4096, "kernel parameters that every device takes");
@@ -97,5 +97,5 @@ bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr
   return launch_entry(plan, kEntryMain, cut.blocks, &forward, sizeof forward, args.stream, why);
 }
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // See backward_plan.h. As in launch.cpp nothing here allocates, waits or reads device memory.
-#include "backward_plan.h"
+#include "common/gpu/host/backward_plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "common/gpu/arguments.hpp"
+#include "common/gpu/host/runtime.h"
 #include "common/score.h"
 #include "common/workspace.h"
-#include "runtime.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 static_assert(sizeof(gpu::BackwardArgs) <= 4096, "kernel parameters that every device takes");
@@ -213,5 +213,5 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
          steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);
 }
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera

@@ -2,14 +2,14 @@
 //
 // Merging of partial results and the keep mask of dropout: their kernels, and their launches once the
 // pointers were checked.
-#ifndef TESSERA_BACKENDS_CUDA_MERGE_H_
-#define TESSERA_BACKENDS_CUDA_MERGE_H_
+#ifndef TESSERA_COMMON_GPU_HOST_MERGE_H_
+#define TESSERA_COMMON_GPU_HOST_MERGE_H_
 
-#include "kernels.h"
+#include "common/gpu/host/kernels.h"
 #include "tessera/backend.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 
 extern const Entry merge_entry, merge_table_entry, keep_mask_entry;
 
@@ -19,7 +19,7 @@ tsr_status merge_launch(int32_t device, const tsr_merge_problem &problem,
 tsr_status keep_mask_launch(int32_t device, const tsr_dropout_problem &problem, uint8_t *mask,
                             void *stream, tsr_reason *why);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_MERGE_H_
+#endif // TESSERA_COMMON_GPU_HOST_MERGE_H_

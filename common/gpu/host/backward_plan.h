@@ -11,17 +11,17 @@
 //   dq        dQ without sums: where additions in any order are not allowed, or nothing but dQ is wanted
 //   bias      dBias
 //   sink      dSink
-#ifndef TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
-#define TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
+#ifndef TESSERA_COMMON_GPU_HOST_BACKWARD_PLAN_H_
+#define TESSERA_COMMON_GPU_HOST_BACKWARD_PLAN_H_
 
-#include "kernels.h"
-#include "launch.h"
-#include "select.h"
+#include "common/gpu/host/kernels.h"
+#include "common/gpu/host/launch.h"
+#include "common/gpu/host/select.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 
-// Passes that do not depend on the row (backward_rows.cu).
+// Passes that do not depend on the row (common/gpu/backward_rows.hpp).
 enum { kPassConvert, kPassPrepare, kPassFinish, kPassSink, kBackwardPasses };
 extern const Entry backward_entries[kBackwardPasses];
 
@@ -33,7 +33,7 @@ int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardC
 bool backward_prepare(int32_t device, tsr_reason *why);
 bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_BACKWARD_PLAN_H_
+#endif // TESSERA_COMMON_GPU_HOST_BACKWARD_PLAN_H_

@@ -4,13 +4,13 @@
 // multiprocessor, bounded from below by the traffic to memory. It has to put rows in the right order
 // more than to hit the time: what tells them apart is how full the device is, what tiles and head-dim
 // tiers compute in vain, and how often K and V are read.
-#ifndef TESSERA_BACKENDS_CUDA_COST_H_
-#define TESSERA_BACKENDS_CUDA_COST_H_
+#ifndef TESSERA_COMMON_GPU_HOST_COST_H_
+#define TESSERA_COMMON_GPU_HOST_COST_H_
 
-#include "select.h"
+#include "common/gpu/host/select.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 
 // Key tiles that the blocks of a row visit.
 struct Visits {
@@ -19,11 +19,6 @@ struct Visits {
   double pairs;         // allowed pairs of a head and sequence
 };
 Visits count_visits(const Row &row, const tsr_resolved &problem);
-
-// Dense float16 FLOP per cycle and multiprocessor of the device's matrix units.
-double device_flops(int32_t arch);
-// Dense FLOP per cycle and multiprocessor of the unit that the rows of an element type use.
-double unit_flops(int32_t arch, tsr_dtype dtype);
 
 // Seconds of a forward row (cut.splits 0) or of a split row.
 double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
@@ -39,7 +34,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
 double backward_flops(const tsr_resolved &problem, const Visits &visits);
 double backward_bytes(const tsr_resolved &problem, const Visits &visits, const BackwardCut &cut);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_COST_H_
+#endif // TESSERA_COMMON_GPU_HOST_COST_H_

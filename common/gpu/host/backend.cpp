@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vtable of backend "cuda": devices and their facts, what rows say of a problem, plans, and runs.
+// The vtable of a GPU backend: devices and their facts, what rows say of a problem, plans, and runs.
 // Kernels, selection and launches have files of their own; here a run's pointers are checked and its
-// workspace is found. Nothing here names a vendor's call: see runtime.h.
+// workspace is found. Nothing here names a vendor: see device.h and runtime.h. The build says of which
+// backend this is the vtable: its name, the kind of memory, and whether it is used only when named.
 #include "tessera/backend.h"
 
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "backward_plan.h"
 #include "common/dtype.h"
-#include "cost.h"
-#include "kernels.h"
-#include "launch.h"
-#include "merge.h"
-#include "runtime.h"
-#include "select.h"
+#include "common/gpu/host/backward_plan.h"
+#include "common/gpu/host/cost.h"
+#include "common/gpu/host/kernels.h"
+#include "common/gpu/host/launch.h"
+#include "common/gpu/host/merge.h"
+#include "common/gpu/host/runtime.h"
+#include "common/gpu/host/select.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 struct State {
@@ -41,10 +42,10 @@ void describe(const State &state, tsr_reason *detail) {
                                        state.devices == 1 ? "" : "s"));
   for (int32_t i = 0; i < state.devices && used < size; ++i) {
     const DeviceFacts &f = state.facts[i];
-    used += static_cast<size_t>(snprintf(text + used, size - used, "%s %s (%d.%d%s)", i ? "," : "",
-                                         f.name, static_cast<int>(f.arch / 10),
-                                         static_cast<int>(f.arch % 10),
-                                         f.arch < kLeastArch ? ": too old, 8.0 needed" : ""));
+    char arch[16];
+    device_arch_text(f.arch, arch, sizeof arch);
+    used += static_cast<size_t>(snprintf(text + used, size - used, "%s %s (%s%s)", i ? "," : "",
+                                         f.name, arch, device_lacks(f)));
   }
 }
 
@@ -80,16 +81,15 @@ int32_t device_count(void *opaque) { return static_cast<const State *>(opaque)->
 tsr_status device_info(void *opaque, int32_t index, tsr_device_info *info, tsr_reason *reason) {
   const DeviceFacts &f = static_cast<const State *>(opaque)->facts[index];
   (void)reason;
-  info->device.kind = kRuntimeKind;
+  info->device.kind = TSRI_GPU_KIND;
   info->device.index = index;
   memcpy(info->name, f.name, sizeof info->name);
   info->compute_units = f.processors;
   info->fast_bytes = f.shared_per_processor;
   info->mid_bytes = f.l2_bytes;
   info->memory_bytes = f.memory_bytes;
-  // The device's own peaks, which the kernels of one architecture need not reach: float32 outside the
-  // matrix units, 64 lanes on 8.0 and 128 elsewhere.
-  info->peak_flops_f32 = f.clock * f.processors * (f.arch == 80 ? 128 : 256);
+  // The device's own peaks, which the kernels of one architecture need not reach.
+  info->peak_flops_f32 = f.clock * f.processors * device_flops_f32(f.arch);
   info->peak_flops_16 = f.clock * f.processors * device_flops(f.arch);
   info->bandwidth = f.bandwidth;
   return TSR_STATUS_SUCCESS;
@@ -251,12 +251,15 @@ tsr_status dropout_mask(void *state, int32_t device, const tsr_dropout_problem *
   return keep_mask_launch(device, *problem, mask, stream, reason);
 }
 
+#define TSRI_TEXT_OF(name) #name
+#define TSRI_TEXT(name) TSRI_TEXT_OF(name)
+
 const tsr_backend backend = {
     sizeof(tsr_backend),
     TSR_BACKEND_ABI,
-    "cuda",
-    kRuntimeKind,
-    kRuntimeNamedOnly,
+    TSRI_TEXT(TSRI_GPU_BACKEND),
+    TSRI_GPU_KIND,
+    TSRI_GPU_NAMED_ONLY,
     probe,
     close,
     device_count,
@@ -271,9 +274,11 @@ const tsr_backend backend = {
 };
 
 } // namespace
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-TSR_BACKEND_ENTRY(cuda) {
-  return host_abi == TSR_BACKEND_ABI ? &tessera::cuda::backend : nullptr;
+// One more step, so that the name is expanded before it becomes part of the symbol.
+#define TSRI_ENTRY_OF(name) TSR_BACKEND_ENTRY(name)
+TSRI_ENTRY_OF(TSRI_GPU_BACKEND) {
+  return host_abi == TSR_BACKEND_ABI ? &tessera::TSRI_GPU_BACKEND::backend : nullptr;
 }

@@ -1,34 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few services of a GPU runtime that the backend needs, so that backend.cpp and select.cpp name no
-// vendor. Two implementations: runtime_cuda.cpp (CUDA runtime linked statically, the driver found at
-// run time) and runtime_emulated.cpp (the SIMT emulator of common/gpu on host memory, for tests on
-// machines without a GPU). Calls that can fail return true on success, or a status, and write one line
-// of text on failure. The current device of the calling thread is as it was when a call returns.
-#ifndef TESSERA_BACKENDS_CUDA_RUNTIME_H_
-#define TESSERA_BACKENDS_CUDA_RUNTIME_H_
+// The few services of a GPU runtime that the host code of this folder needs; every backend that is built
+// from it implements them once for its vendor's runtime. Calls that can fail return true on success, or a
+// status, and write one line of text on failure. The current device of the calling thread is as it was
+// when a call returns.
+#ifndef TESSERA_COMMON_GPU_HOST_RUNTIME_H_
+#define TESSERA_COMMON_GPU_HOST_RUNTIME_H_
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/gpu/host/device.h"
 #include "tessera/backend.h"
 
 namespace tessera {
-namespace cuda {
-
-// Facts that selection may depend on, and nothing else does.
-struct DeviceFacts {
-  char name[128];
-  int32_t arch;              // 90 for compute capability 9.0
-  int32_t processors;        // SMs
-  int64_t shared_per_block;  // bytes, opt-in limit
-  int64_t shared_per_processor;
-  int64_t registers_per_processor;
-  int64_t l2_bytes;
-  int64_t memory_bytes;
-  double clock;              // Hz
-  double bandwidth;          // device memory, bytes/s
-};
+namespace TSRI_GPU_BACKEND {
 
 // Where a pointer of a run lives.
 enum class Memory : int32_t { kUnknown, kHost, kDevice, kManaged };
@@ -42,15 +28,6 @@ struct Launch {
   size_t args_size;
   void *stream;
 };
-
-// What the vtable says of the memory that runs work on.
-#if defined(TESSERA_EMULATE_CUDA)
-constexpr tsr_device_kind kRuntimeKind = TSR_DEVICE_HOST;
-constexpr int32_t kRuntimeNamedOnly = 1; // correct, and thousands of times slower than a device
-#else
-constexpr tsr_device_kind kRuntimeKind = TSR_DEVICE_CUDA;
-constexpr int32_t kRuntimeNamedOnly = 0;
-#endif
 
 // `device` is an ordinal.
 bool runtime_probe(int32_t *devices, tsr_reason *why); // false: no driver or no device
@@ -69,7 +46,7 @@ Memory runtime_where(const void *pointer, int32_t *owner);
 // "CUDA 13.0, driver 13.0", terminated and cut to the capacity.
 void runtime_version(char *text, size_t capacity);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_RUNTIME_H_
+#endif // TESSERA_COMMON_GPU_HOST_RUNTIME_H_

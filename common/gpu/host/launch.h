@@ -2,18 +2,18 @@
 //
 // A run of a plan, below the checks of its pointers: argument structs filled, workspace cut up,
 // kernels launched. Backward rows have their own file of the same shape (backward_plan.h).
-#ifndef TESSERA_BACKENDS_CUDA_LAUNCH_H_
-#define TESSERA_BACKENDS_CUDA_LAUNCH_H_
+#ifndef TESSERA_COMMON_GPU_HOST_LAUNCH_H_
+#define TESSERA_COMMON_GPU_HOST_LAUNCH_H_
 
-#include "kernels.h"
-#include "runtime.h"
-#include "select.h"
+#include "common/gpu/host/kernels.h"
+#include "common/gpu/host/runtime.h"
+#include "common/gpu/host/select.h"
 
 namespace tessera {
 namespace gpu {
 struct Call;
 }
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 
 struct Plan {
   const Row *row;
@@ -37,7 +37,7 @@ bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args,
 // Runs a forward or split row; workspace is there.
 bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
 
-#endif // TESSERA_BACKENDS_CUDA_LAUNCH_H_
+#endif // TESSERA_COMMON_GPU_HOST_LAUNCH_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// See cost.h. Figures per cycle and multiprocessor are those of NVIDIA's white papers and CUDA
-// programming guide; the fractions that kernels reach of them are marked as such.
-#include "cost.h"
+// See cost.h. Figures per cycle and multiprocessor are those of the vendors' white papers and guides; the
+// fractions that kernels reach of them are marked as such.
+#include "common/gpu/host/cost.h"
 
 #include <math.h>
 
@@ -10,7 +10,7 @@
 #include "common/mask.h"
 
 namespace tessera {
-namespace cuda {
+namespace TSRI_GPU_BACKEND {
 namespace {
 
 constexpr double kLaunchSeconds = 3e-6;
@@ -63,17 +63,6 @@ double block_cycles(const Row &row) {
 double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dtype)) / 8; }
 
 } // namespace
-
-double device_flops(int32_t arch) {
-  return arch >= 120 ? 1024 : arch >= 100 ? 8192 : arch >= 90 ? 4096 : arch == 80 ? 2048 : 1024;
-}
-
-double unit_flops(int32_t arch, tsr_dtype dtype) {
-  // mma.sync reaches five eighths of what warp-group instructions reach on 9.0.
-  const double sixteen = arch >= 90 && arch < 120 ? 4096 * 0.625 : device_flops(arch);
-  // Six products of bfloat16 planes make one of float32.
-  return dtype == TSR_DTYPE_F32 ? sixteen / 6 : sixteen;
-}
 
 Visits count_visits(const Row &row, const tsr_resolved &problem) {
   constexpr int64_t kSamples = 64;
@@ -268,5 +257,5 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
          launches * kLaunchSeconds;
 }
 
-} // namespace cuda
+} // namespace TSRI_GPU_BACKEND
 } // namespace tessera
