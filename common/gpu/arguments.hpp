@@ -80,7 +80,6 @@ struct ForwardArgs {
 // backends/cuda/sm90/work.hpp.
 struct EngineForwardArgs {
   ForwardArgs forward;
-  int64_t works;    // query tiles x query heads x batch (packed: tiles of all slots x heads)
   int32_t together; // query heads that are worked on side by side, so that L2 holds their keys
   TensorMap q, k, v;
 };

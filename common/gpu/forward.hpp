@@ -77,14 +77,23 @@ struct Forward {
       const int f = r / U::kRows;
       const Limits limits = row_limits(kBands, wave_row() + f * U::kFree + U::free_of(r % U::kRows),
                                        prefix, key0 + U::con_lane());
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows &&
-              !Limits::allows(limits, c * U::kCon + U::con_element(e)))
-            s[f][c].x[e] = -infinity();
+      // Most edges are on the right alone.
+      if (limits.prefix <= 0 && limits.lo <= 0)
+        mask_row<true>(s[f], r % U::kRows, limits);
+      else
+        mask_row<false>(s[f], r % U::kRows, limits);
     }
+  }
+  template <bool kRight>
+  TSRI_DEVICE_MEMBER void mask_row(typename U::Acc (&s)[kCon], int slot, const Limits &limits) {
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) {
+        const int32_t o = c * U::kCon + U::con_element(e);
+        if (U::slot(e) == slot && !(kRight ? o < limits.hi : Limits::allows(limits, o)))
+          s[c].x[e] = -infinity();
+      }
   }
 
   // All score steps, for kAny.
@@ -342,57 +351,66 @@ struct Forward {
     return l != l && m != infinity() ? l : m;
   }
 
-  // The sink, the division, LSE and the row maximum.
-  TSRI_DEVICE_MEMBER void finish_rows(const Call &call, State &state, const tsri_span &span, int64_t b,
-                                      int64_t h, int column, int32_t row0, int32_t i0, float unit) {
+  // What ends a row: the factor on its outputs, LSE and the row maximum.
+  struct RowEnd {
+    float factor, lse, max_logit;
+    bool writes; // its outputs count; otherwise they are 0, whatever stands in V
+  };
+  // lane_sum: the lane's part of l. used: the row is one of the sequence.
+  TSRI_DEVICE_MEMBER RowEnd end_row(const Call &call, int64_t h, float m, float lane_sum, float unit,
+                                    bool used) {
     const tsr_problem &p = call.p;
-    const int32_t rows = static_cast<int32_t>(span.slot_len) - row0; // of the slot from row0 on
     const float natural = kAny ? 1.0f : p.scale; // of a score's unit
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      const int f = r / U::kRows;
-      const int row = wave_row() + f * U::kFree + U::free_of(r % U::kRows);
-      float l = U::sum_con(state.l[r]);
-      const bool empty = l == 0.0f; // no key was allowed, whatever stands in V
-      float lse = Softmax::log_sum_exp_in(natural, state.m[r], l);
-      float factor = 1.0f;
-      if (p.sink) {
-        const float sink = call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
-        const float m2 = state.m[r] * unit;
-        const float m_new = Softmax::new_max(m2, sink);
-        const float ref = Softmax::reference(m_new);
-        factor = Softmax::correction(m2, ref);
-        l = Softmax::add_sink(l * factor, sink, ref);
-        lse = Softmax::log_sum_exp(m_new, l);
-      }
-      factor *= Softmax::inverse_sum(l);
-      if (p.dropout > 0) factor *= call.keep_scale;
-      const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
-      if (!used) {
-        factor = 0.0f;
-        lse = -infinity();
-      }
-      TSRI_UNROLL
-      for (int o = 0; o < kOut; ++o)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows) {
-            float &x = state.out[f][o].x[e];
-            x = used && !empty ? x * factor : 0.0f;
-          }
-      if (column == 0 && row < rows && U::leads_row())
-        store_row_numbers(call, b, h, span.slot_begin + row0 + row, lse,
-                          used ? max_logit_of(state.m[r], l) * natural : -infinity());
+    float l = U::sum_con(lane_sum);
+    RowEnd end;
+    end.writes = used && l != 0.0f; // 0: no key was allowed
+    end.lse = Softmax::log_sum_exp_in(natural, m, l);
+    end.factor = 1.0f;
+    if (p.sink) {
+      const float sink = call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
+      const float m2 = m * unit;
+      const float m_new = Softmax::new_max(m2, sink);
+      const float ref = Softmax::reference(m_new);
+      end.factor = Softmax::correction(m2, ref);
+      l = Softmax::add_sink(l * end.factor, sink, ref);
+      end.lse = Softmax::log_sum_exp(m_new, l);
     }
+    end.factor *= Softmax::inverse_sum(l);
+    if (p.dropout > 0) end.factor *= call.keep_scale;
+    if (!used) {
+      end.factor = 0.0f;
+      end.lse = -infinity();
+    }
+    end.max_logit = used ? max_logit_of(m, l) * natural : -infinity();
+    return end;
   }
 
-  // That, and O through shared memory.
+  TSRI_DEVICE_MEMBER void scale_row(State &state, int r, const RowEnd &end) {
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e)
+        if (U::slot(e) == r % U::kRows) {
+          float &x = state.out[r / U::kRows][o].x[e];
+          x = end.writes ? x * end.factor : 0.0f;
+        }
+  }
+
+  // Ends all rows, and O through shared memory.
   TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, int64_t b, int64_t h, int column,
                                  int32_t row0, int32_t i0, float unit) {
     const tsr_problem &p = call.p;
     const tsri_span &span = shared_at<Shared>(0).sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
-    finish_rows(call, state, span, b, h, column, row0, i0, unit);
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+      const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
+      const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
+      scale_row(state, r, end);
+      if (column == 0 && row < rows && U::leads_row())
+        store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
+    }
     store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
         state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
         span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));

@@ -28,13 +28,17 @@ namespace gpu {
 
 extern __shared__ __align__(1024) unsigned char tsri_shared[];
 
-TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
-// The same, read again: what is computed from it cannot be moved out of a loop.
+// The index, read again: what is computed from it cannot be moved out of a loop.
 TSRI_DEVICE int fresh_thread_index() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
+#if defined(TSRI_ALWAYS_FRESH) // where accumulators leave no register for what a loop does not change
+TSRI_DEVICE int thread_index() { return fresh_thread_index(); }
+#else
+TSRI_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+#endif
 TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return blockIdx.x; }
 TSRI_DEVICE uint32_t block_count() { return gridDim.x; }

@@ -173,6 +173,7 @@ inline void matrix_wait() {
 }
 template <class Acc, int kCount>
 inline void matrix_pin(Acc (&)[kCount]) {}
+inline void matrix_after(float) {}
 inline MatrixTile matrix_fresh(MatrixTile tile) { return tile; }
 
 // Element (line, k) of an operand: k is contracted. Lines of an operand that is not transposed are rows of

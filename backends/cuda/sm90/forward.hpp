@@ -12,6 +12,8 @@
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 
+#define TSRI_ALWAYS_FRESH
+
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
 #include "backends/cuda/sm90/store.hpp"
@@ -21,7 +23,7 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStages, bool kTurns>
+template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns>
 struct EngineForward {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
@@ -45,18 +47,19 @@ struct EngineForward {
 
   // Barriers: `full` when the copy engine has filled a buffer, `empty` when every warpgroup (queries: that
   // one) has read it.
-  static constexpr uint32_t kFullQ = 0, kEmptyQ = kFullQ + 8 * kGroups;
-  static constexpr uint32_t kFullK = kEmptyQ + 8 * kGroups, kEmptyK = kFullK + 8 * kStages;
+  static constexpr uint32_t kFullQ = 0, kEmptyQ = kFullQ + 8 * kGroups * kStagesQ;
+  static constexpr uint32_t kFullK = kEmptyQ + 8 * kGroups * kStagesQ, kEmptyK = kFullK + 8 * kStages;
   static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
-  static_assert(kEmptyV + 8 * kStages <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kList = kEmptyV + 8 * kStages;
+  static_assert(kList + sizeof(WorkList) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
-  static constexpr uint32_t kTiles = kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
+  static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
   // Pieces of work that a block is given at most: what is left of shared memory.
   static constexpr int kMostItems =
       min_of(64, (kMostShared - static_cast<int>(kTiles + kItems)) / static_cast<int>(sizeof(WorkItem)));
   static_assert(kMostItems >= 8 && kTiles % 1024 == 0 && kMostShared % 1024 == 0, "a block has to be worth its start");
   static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
-  static constexpr uint32_t kK = kQ + kGroups * kBytesQ;
+  static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
   static constexpr uint32_t kV = kK + kStages * kBytesK;
   static constexpr uint32_t kSharedBytes = kV + kStages * kBytesV;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
@@ -66,16 +69,15 @@ struct EngineForward {
   static constexpr int kLoadRegisters = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplyRegisters = kGroups == 2 ? 240 : 160;
 
-  // A position in a ring of buffers.
-  struct Ring {
-    uint32_t slot, parity;
-    TSRI_DEVICE_MEMBER void next(Ring &ring) {
-      if (++ring.slot == kStages) {
-        ring.slot = 0;
-        ring.parity ^= 1;
-      }
-    }
-  };
+  // Use number `n` of a ring of buffers.
+  template <int kSlots>
+  TSRI_DEVICE_MEMBER uint32_t slot_of(uint32_t n) {
+    return n % kSlots;
+  }
+  template <int kSlots>
+  TSRI_DEVICE_MEMBER uint32_t parity_of(uint32_t n) {
+    return n / kSlots & 1;
+  }
 
   // ---------------------------------------------------------------------------------- loading
 
@@ -88,53 +90,57 @@ struct EngineForward {
       tensor_load(to + piece * kPiece, map, full, static_cast<int32_t>(64 * piece), row, head, batch);
   }
 
+  TSRI_DEVICE_MEMBER int items() { return shared_at<WorkList>(kList).count; }
   TSRI_DEVICE_MEMBER const WorkItem &item_at(int i) {
     return shared_at<WorkItem>(kItems + static_cast<uint32_t>(i) * sizeof(WorkItem));
   }
 
-  // The first piece of work from i on that has keys to see.
-  TSRI_DEVICE_MEMBER int next_item(int i, int items) {
-    while (i < items && (item_at(i).b < 0 || item_at(i).tiles.count == 0)) ++i;
-    return i;
-  }
-
   // Keys and values, by one thread.
-  TSRI_DEVICE_MEMBER void load_keys(const Args &args, int items) {
-    Ring ring = {0, 1}; // empty buffers are there from the start
-    for (int i = next_item(0, items); i < items; i = next_item(i + 1, items)) {
+  TSRI_DEVICE_MEMBER void load_keys(const Args &args) {
+    uint32_t slot = 0, parity = 1; // empty buffers are there from the start
+    for (int i = 0; i < items(); ++i) {
       const WorkItem &item = item_at(i);
       TSRI_NO_UNROLL
       for (int32_t n = 0; n < item.tiles.count; ++n) {
         const int32_t row = item.k_begin + KeyTiles::at(item.tiles, n) * kTileK;
-        phase_wait(kEmptyK + 8 * ring.slot, ring.parity);
-        load<kBytesK, kPieceK>(kK + ring.slot * kBytesK, args.k, kFullK + 8 * ring.slot, row, item.k_head,
-                               item.k_batch);
-        phase_wait(kEmptyV + 8 * ring.slot, ring.parity);
-        load<kBytesV, kPieceK>(kV + ring.slot * kBytesV, args.v, kFullV + 8 * ring.slot, row, item.k_head,
-                               item.k_batch);
-        Ring::next(ring);
+        phase_wait(kEmptyK + 8 * slot, parity);
+        load<kBytesK, kPieceK>(kK + slot * kBytesK, args.k, kFullK + 8 * slot, row, item.k_head, item.k_batch);
+        phase_wait(kEmptyV + 8 * slot, parity);
+        load<kBytesV, kPieceK>(kV + slot * kBytesV, args.v, kFullV + 8 * slot, row, item.k_head, item.k_batch);
+        if (++slot == kStages) {
+          slot = 0;
+          parity ^= 1;
+        }
       }
     }
   }
 
   // Queries, by one thread.
-  TSRI_DEVICE_MEMBER void load_queries(const Args &args, int items) {
-    uint32_t parity = 1;
-    for (int i = next_item(0, items); i < items; i = next_item(i + 1, items)) {
+  TSRI_DEVICE_MEMBER uint32_t q_buffer(int i, int group) {
+    return slot_of<kStagesQ>(static_cast<uint32_t>(i)) * kGroups + static_cast<uint32_t>(group);
+  }
+  TSRI_DEVICE_MEMBER void load_queries(const Args &args) {
+    for (int i = 0; i < items(); ++i) {
       const WorkItem &item = item_at(i);
       TSRI_NO_UNROLL
-      for (uint32_t group = 0; group < kGroups; ++group) {
-        phase_wait(kEmptyQ + 8 * group, parity);
-        load<kBytesQ, kPieceQ>(kQ + group * kBytesQ, args.q, kFullQ + 8 * group,
-                               item.slot_begin + item.row0 + 64 * static_cast<int32_t>(group), item.h,
-                               item.q_batch);
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t buffer = q_buffer(i, group);
+        phase_wait(kEmptyQ + 8 * buffer, parity_of<kStagesQ>(static_cast<uint32_t>(i)) ^ 1);
+        load<kBytesQ, kPieceQ>(kQ + buffer * kBytesQ, args.q, kFullQ + 8 * buffer,
+                               item.slot_begin + item.row0 + 64 * group, item.h, item.q_batch);
       }
-      parity ^= 1;
     }
   }
 
   // ------------------------------------------------------------------------------ multiplying
 
+  // The warpgroup's number, the same for all lanes of a warp and known to be.
+  TSRI_DEVICE_MEMBER int group() {
+    return static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
+  }
+  TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
+    return args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+  }
   TSRI_DEVICE_MEMBER bool signals() { return thread_index() % kWarpgroup == 0; }
   TSRI_DEVICE_MEMBER void release(uint32_t empty) {
     if (signals()) phase_arrive(empty);
@@ -184,17 +190,6 @@ struct EngineForward {
     sync_group(kGroupBarrier + group, kWarpgroup);
   }
 
-  // Mask and recurrence of one tile; alpha: see Forward::fold_scores.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, const WorkItem &item, float unit, int32_t key0,
-                               float (&alpha)[Rows::kSlots]) {
-    const int first = Rows::wave_row();
-    const RowsClass rows = rows_class(Rows::kBands, larger(-item.i0, first),
-                                      smaller(item.queries - item.i0, first + 16), item.prefix);
-    if (RowsClass::of(rows, key0, key0 + kTileK) != TSRI_TILE_FULL)
-      Rows::mask_scores(s, item.prefix, key0);
-    return Rows::fold_scores(state, s, unit, alpha);
-  }
-
   TSRI_DEVICE_MEMBER void start_state(State &state) {
     clear<U>(state.out);
     TSRI_UNROLL
@@ -215,100 +210,130 @@ struct EngineForward {
     }
   }
 
-  // The values of the tile in `ring`, whose first key is key0.
-  TSRI_DEVICE_MEMBER void multiply_values(State &state, const uint32_t (&p)[kCon][4], const Ring &ring,
-                                          int32_t keys, int32_t key0, int group) {
-    const uint32_t v_tile = kV + ring.slot * kBytesV;
-    phase_wait(kFullV + 8 * ring.slot, ring.parity);
-    if (key0 + kTileK > keys) clear_tail(v_tile, keys - key0, group);
+  // Scores of tile number t, of piece i.
+  TSRI_DEVICE_MEMBER void multiply_keys(Scores &s, int i, uint32_t t, int group) {
+    const uint32_t slot = slot_of<kStages>(t);
+    phase_wait(kFullK + 8 * slot, parity_of<kStages>(t));
+    take_turn(group);
+    matrix_begin();
+    start_scores(s, matrix_tile(kQ + q_buffer(i, group) * kBytesQ, 16), matrix_tile(kK + slot * kBytesK, 16));
+  }
+  // Values of tile number t, of piece i, whose last tile it is or not.
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const uint32_t (&p)[kCon][4], int i, bool last,
+                                          uint32_t t, int group) {
+    const uint32_t slot = slot_of<kStages>(t), v_tile = kV + slot * kBytesV;
+    phase_wait(kFullV + 8 * slot, parity_of<kStages>(t));
+    if (last) {
+      const WorkItem &item = item_at(i);
+      const int32_t rows = item.keys - first_key(i, 1);
+      if (rows < kTileK) clear_tail(v_tile, rows, group);
+    }
     matrix_pin(state.out[0]);
     matrix_begin();
     start_values(state, p, matrix_tile(v_tile, kPieceK));
   }
 
-  TSRI_DEVICE_MEMBER void multiply_all(const Args &args, int items) {
+  TSRI_DEVICE_MEMBER void multiply_all(const Args &args) {
     const Call &call = args.forward.call;
-    const int group = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
-    const float unit = call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const uint32_t full_q = kFullQ + 8 * static_cast<uint32_t>(group), empty_q = full_q + 8 * kGroups;
-    const MatrixTile q = matrix_tile(kQ + static_cast<uint32_t>(group) * kBytesQ, 16);
-    finish_empty(call, items, unit);
-    int i = next_item(0, items); // the piece of work whose scores came last
-    if (i >= items) return;
-    if (group == kGroups - 1) pass_turn(group); // the first turn is the first warpgroup's
-
-    Ring ring = {0, 0}; // the tile whose scores came last
-    uint32_t parity_q = 0;
+    const float unit = unit_of(args);
+    if (items() == 0) return;
+    if (group() == 0) pass_turn(kGroups - 1); // the first turn is the first warpgroup's
     State state;
     Scores s;
     uint32_t p[kCon][4];
     float alpha[Rows::kSlots];
+    // The tile whose scores came last: number t, of piece i, of which `left` tiles with this one are left.
+    uint32_t t = 0;
+    int i = 0;
+    int32_t left = item_at(0).tiles.count;
+    phase_wait(kFullQ + 8 * q_buffer(0, group()), 0);
+    multiply_keys(s, 0, 0, group());
+    pass_turn(group());
     start_state(state);
-    store_warp_bands(item_at(i));
-    int before = i;
-    int32_t n = 0, key0 = KeyTiles::at(item_at(i).tiles, 0) * kTileK;
-    phase_wait(full_q, parity_q);
-    phase_wait(kFullK, 0);
-    matrix_begin();
-    start_scores(s, q, matrix_tile(kK, 16));
+    store_warp_bands(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
     release(kEmptyK);
-    if (item_at(i).tiles.count == 1) release(empty_q);
-    fold(state, s, item_at(i), unit, key0, alpha); // nothing to rescale yet
+    if (left == 1) release(kEmptyQ + 8 * q_buffer(0, group()));
+    fold(state, s, 0, left, touches_edge(0, left), unit, alpha); // nothing to rescale yet
     pack(p, s);
     TSRI_NO_UNROLL
     for (;;) {
-      before = i;
-      const Ring v_ring = ring;
-      const int32_t v_key0 = key0;
-      if (++n == item_at(before).tiles.count) {
-        n = 0;
-        i = next_item(i + 1, items);
-        if (i >= items) break;
-        parity_q ^= 1;
-        phase_wait(full_q, parity_q);
+      const bool fresh = left == 1;
+      ++t;
+      if (fresh) {
+        if (++i == items()) break;
+        left = item_at(i).tiles.count;
+        phase_wait(kFullQ + 8 * q_buffer(i, group()), parity_of<kStagesQ>(static_cast<uint32_t>(i)));
+      } else {
+        --left;
       }
-      const bool fresh = i != before;
-      key0 = KeyTiles::at(item_at(i).tiles, n) * kTileK;
-      Ring::next(ring);
-      phase_wait(kFullK + 8 * ring.slot, ring.parity);
-      take_turn(group);
-      matrix_begin();
-      start_scores(s, q, matrix_tile(kK + ring.slot * kBytesK, 16));
-      multiply_values(state, p, v_ring, item_at(before).keys, v_key0, group);
-      pass_turn(group);
+      multiply_keys(s, i, t, group());
+      multiply_values(state, p, i - fresh, fresh, t - 1, group());
+      pass_turn(group());
+      bool edge = !fresh && touches_edge(i, left); // while the products run
       matrix_wait<1>();
       matrix_pin(s[0]);
-      release(kEmptyK + 8 * ring.slot);
-      if (n + 1 == item_at(i).tiles.count) release(empty_q);
+      release(kEmptyK + 8 * slot_of<kStages>(t));
+      if (left == 1) release(kEmptyQ + 8 * q_buffer(i, group()));
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
-        finish(call, state, item_at(before), unit);
+        finish(call, state, item_at(i - 1), unit);
         start_state(state);
         store_warp_bands(item_at(i));
+        edge = touches_edge(i, left);
       }
-      const bool moved = fold(state, s, item_at(i), unit, key0, alpha);
+      const bool moved = fold(state, s, i, left, edge, unit, alpha);
+      matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      release(kEmptyV + 8 * v_ring.slot);
+      release(kEmptyV + 8 * slot_of<kStages>(t - 1));
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
-    multiply_values(state, p, ring, item_at(before).keys, key0, group);
+    multiply_values(state, p, items() - 1, true, t - 1, group());
     matrix_wait<0>();
     matrix_pin(state.out[0]);
-    finish(call, state, item_at(before), unit);
+    finish(call, state, item_at(items() - 1), unit);
+  }
+
+  // First key of the tile of piece i with which `left` tiles are left.
+  TSRI_DEVICE_MEMBER int32_t first_key(int i, int32_t left) {
+    const KeyTiles &tiles = item_at(i).tiles;
+    return KeyTiles::at(tiles, tiles.count - left) * kTileK;
+  }
+
+  // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
+  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, int i, int32_t left, bool edge, float unit,
+                               float (&alpha)[Rows::kSlots]) {
+    if (edge) Rows::mask_scores(s, item_at(i).prefix, first_key(i, left));
+    return Rows::fold_scores(state, s, unit, alpha);
+  }
+
+  // Whether the warp's rows see some but not all of a tile of keys, or none; by its bands.
+  TSRI_DEVICE_MEMBER bool touches_edge(int i, int32_t left) {
+    const WorkItem &item = item_at(i);
+    const int32_t key0 = first_key(i, left);
+    const int first = Rows::wave_row();
+    const RowsClass rows = rows_class(Rows::kBands, larger(-item.i0, first),
+                                      smaller(item.queries - item.i0, first + 16), item.prefix);
+    return RowsClass::of(rows, key0, key0 + kTileK) != TSRI_TILE_FULL;
   }
 
   TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item, float unit) {
-    const int64_t begin = static_cast<int64_t>(item.slot_begin) + item.row0 - item.i0;
-    const tsri_span span = {item.slot_begin, item.slot_len, begin, item.queries};
-    Rows::finish_rows(call, state, span, item.b, item.h, 0, item.row0, item.i0, unit);
-    store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.b, item.h,
-                                   static_cast<int64_t>(item.slot_begin) + item.row0, item.slot_len - item.row0, Rows::wave_row(),
-                                   static_cast<int>(call.p.dim_v));
+    TSRI_UNROLL
+    for (int r = 0; r < Rows::kSlots; ++r) {
+      const int row = Rows::wave_row() + U::free_of(r);
+      const bool used = static_cast<uint32_t>(item.i0 + row) < static_cast<uint32_t>(item.queries);
+      const typename Rows::RowEnd end = Rows::end_row(call, item.h, state.m[r], state.l[r], unit, used);
+      Rows::scale_row(state, r, end);
+      if (row < item.slot_len - item.row0 && U::leads_row())
+        store_row_numbers(call, item.b, item.h, item.slot_begin + item.row0 + row, end.lse, end.max_logit);
+      matrix_pin(state.out[0]); // one row after the other: addresses take registers
+    }
+    store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.b, item.h, item.slot_begin + item.row0,
+                                   item.slot_len - item.row0, Rows::wave_row(), static_cast<int>(call.p.dim_v));
   }
 
   TSRI_DEVICE_MEMBER void store_warp_bands(const WorkItem &item) {
@@ -320,33 +345,46 @@ struct EngineForward {
     sync_wave();
   }
 
+  TSRI_DEVICE_MEMBER void make_barriers() {
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kStagesQ * kGroups; ++n) {
+      phase_init(kFullQ + 8 * n, 1);
+      phase_init(kEmptyQ + 8 * n, 1);
+    }
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kStages; ++n) {
+      phase_init(kFullK + 8 * n, 1);
+      phase_init(kEmptyK + 8 * n, kGroups);
+      phase_init(kFullV + 8 * n, 1);
+      phase_init(kEmptyV + 8 * n, kGroups);
+    }
+    phase_init_done();
+  }
+
   TSRI_DEVICE_MEMBER void block(const Args &args) {
-    const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
     if (thread_index() == 0) {
       tensor_prefetch(args.q);
       tensor_prefetch(args.k);
       tensor_prefetch(args.v);
-      for (uint32_t g = 0; g < kGroups; ++g) {
-        phase_init(kFullQ + 8 * g, 1);
-        phase_init(kEmptyQ + 8 * g, 1);
-      }
-      for (uint32_t s = 0; s < kStages; ++s) {
-        phase_init(kFullK + 8 * s, 1);
-        phase_init(kEmptyK + 8 * s, kGroups);
-        phase_init(kFullV + 8 * s, 1);
-        phase_init(kEmptyV + 8 * s, kGroups);
-      }
-      phase_init_done();
+      make_barriers();
+      shared_at<WorkList>(kList).gaps = 0;
     }
-    const int items = find_work<kThreads, kMostItems>(kItems, args, kTileQ, kTileK);
     sync_block();
-    if (warp >= 4 * kGroups) {
+    const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
+    sync_block();
+    if (shared_at<WorkList>(kList).gaps) {
+      if (group() < kGroups) finish_empty(args.forward.call, found, unit_of(args));
+      sync_block();
+      if (thread_index() < 32) close_gaps(kList, kItems, found);
+      sync_block();
+    }
+    if (group() == kGroups) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == kGroups * kWarpgroup) load_keys(args, items);
-      if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args, items);
+      if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();
-      multiply_all(args, items);
+      multiply_all(args);
     }
   }
 };

@@ -126,6 +126,11 @@ TSRI_DEVICE void matrix_pin(Acc (&acc)[kCount]) {
     TSRI_UNROLL
     for (int e = 0; e < 8; ++e) asm volatile("" : "+f"(acc[c].x[e])::"memory");
 }
+// What follows does so in time too: after x, not negative, is known. The assembler moves waits ahead of
+// arithmetic, up to a branch; this is one.
+TSRI_DEVICE void matrix_after(float x) {
+  if (any_lane(!(x >= 0.0f))) asm volatile("nanosleep.u32 0;");
+}
 // The same value, which the compiler takes for a new one: what is computed from it stays where it is used.
 TSRI_DEVICE MatrixTile matrix_fresh(MatrixTile tile) {
   asm volatile("" : "+r"(tile.low));

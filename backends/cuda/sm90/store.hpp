@@ -42,6 +42,7 @@ TSRI_DEVICE void store_registers(const typename U::Acc (&out)[kOut], const tsr_l
   const int q = thread_index() & 3;
   TSRI_UNROLL
   for (int slot = 0; slot < 2; ++slot) {
+    sync_wave(); // one row after the other, for the registers' sake
     const int r = wave_row + U::free_of(slot);
     const int64_t at = begin + r * layout.stride[2];
     if (layout.dtype != DtypeOf<E>::value) {

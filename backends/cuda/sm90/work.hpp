@@ -4,9 +4,9 @@
 // it needs to know of each. Found once at the block's start, by all its threads and into shared memory, while
 // registers are still shared out evenly: warps that load and warps that multiply have few to spare.
 //
-// Order: `together` heads side by side, so that their keys stay in L2, and of each the last rows first, which
-// see the most keys under a causal mask; blocks take work in rounds, every other round from the far end, so
-// that long and short pieces even out.
+// Order: `together` heads side by side, so that their keys stay in L2. Tile t from the end and tile t from the
+// beginning of a head make a pair: under a causal mask the one sees what the other does not, so pairs are
+// alike, and blocks take pairs in turn. What does not fill a last round of pairs is dealt out in single tiles.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
 
@@ -31,10 +31,36 @@ struct WorkItem {
   KeyTiles tiles;
 };
 
-// Number of the block's piece in a round; `works` or more: none.
-TSRI_DEVICE int64_t work_of_round(int round) {
+// The pairs of a launch, dealt out to its blocks.
+struct Deal {
+  int64_t rounds, rest; // full rounds, pairs of the last one
+  int64_t lent;         // second tiles of these that blocks without a pair of their own take
+  int64_t free;         // such blocks
+};
+TSRI_DEVICE Deal deal_of(int64_t pairs) {
+  const int64_t blocks = block_count();
+  Deal d;
+  d.rounds = pairs / blocks;
+  d.rest = pairs - d.rounds * blocks;
+  d.free = blocks - d.rest;
+  d.lent = smaller(d.rest, 2 * d.free);
+  return d;
+}
+// Single tiles, two to a pair, that a block gets.
+TSRI_DEVICE int deal_count(const Deal &d) {
+  const int64_t block = block_index(), spare = block - d.rest;
+  const int64_t last = block < d.rest ? 1 + (block >= d.lent) : (d.lent > spare) + (d.lent > spare + d.free);
+  return static_cast<int>(2 * d.rounds + last);
+}
+// The pair of number n of them; *second: its second tile.
+TSRI_DEVICE int64_t deal_at(const Deal &d, int n, bool *second) {
   const int64_t blocks = block_count(), block = block_index();
-  return round * blocks + (round & 1 ? blocks - 1 - block : block);
+  const int64_t whole = d.rounds * blocks;
+  *second = n & 1;
+  if (n < 2 * d.rounds) return n / 2 * blocks + block;
+  n -= static_cast<int>(2 * d.rounds);
+  *second = block >= d.rest || n == 1;
+  return whole + (block < d.rest ? block : block - d.rest + n * d.free);
 }
 
 TSRI_DEVICE int32_t saturate(int64_t x) {
@@ -77,35 +103,69 @@ TSRI_DEVICE RowBand work_band(const WorkItem &item, int64_t i) {
   return RowBand{static_cast<int32_t>(lo), static_cast<int32_t>(hi)};
 }
 
-// Fills items[0 .. n - 1] at `offset` and returns n <= kItems, by all threads of a block; a barrier must follow.
+// The list of a block in shared memory.
+struct WorkList {
+  int32_t count;
+  int32_t gaps; // whether some have no keys to see or are not there at all
+};
+
+// Fills items[0 .. n - 1] at `offset` and returns n <= kItems, by all threads of a block; a barrier must follow,
+// and one that follows `gaps = 0` come before.
 template <int kThreads, int kItems>
-TSRI_DEVICE int find_work(uint32_t offset, const EngineForwardArgs &args, int tile_q, int tile_k) {
+TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArgs &args, int tile_q, int tile_k) {
   const Call &call = args.forward.call;
   const tsr_problem &p = call.p;
   const bool packed = call.a.cu_q != nullptr;
-  const int64_t tiles = args.forward.tiles, together = args.together;
+  const int64_t tiles = args.forward.tiles, together = args.together, pairs = (tiles + 1) / 2;
   const int64_t slots = packed ? p.heads_q : p.heads_q * p.batch;
-  int n = 0;
-  for (; n < kItems && n * static_cast<int64_t>(block_count()) < args.works;) ++n;
-  // Packed: a warp looks for one piece at a time; otherwise a thread does.
+  const Deal deal = deal_of(pairs * slots);
+  const int n = smaller(deal_count(deal), kItems);
+  // Packed: a warp looks for one tile at a time; otherwise a thread does.
   const int first = packed ? thread_index() / 32 : thread_index(), step = packed ? kThreads / 32 : kThreads;
-  for (int round = first; round < n; round += step) {
-    const int64_t work = work_of_round(round);
+  for (int i = first; i < n; i += step) {
+    bool second;
+    const int64_t work = deal_at(deal, i, &second);
+    const int64_t section = work / (pairs * together), rest = work - section * pairs * together;
+    const int64_t width = smaller(together, slots - section * together);
+    const int64_t pair = rest / width, slot = section * together + rest % width;
+    const int64_t tile = second ? pair : tiles - 1 - pair;
     WorkItem item;
     item.b = -1;
-    if (work < args.works) {
-      const int64_t section = work / (tiles * together), rest = work - section * tiles * together;
-      const int64_t width = smaller(together, slots - section * together);
-      const int64_t tile = rest / width, slot = section * together + rest % width;
+    if (!second || pair != tiles - 1 - pair) {
       const int32_t h = static_cast<int32_t>(slot % p.heads_q);
-      Place place = {slot / p.heads_q, static_cast<int32_t>(tiles - 1 - tile)};
+      Place place = {slot / p.heads_q, static_cast<int32_t>(tile)};
       if (packed) place = find_packed(call.a.cu_q, p.index_dtype, p.total_q, p.batch, tile_q, tile, 32);
       if (place.b >= 0) item = work_item(call, place.b, h, place.tile, tile_q, tile_k);
     }
-    if (!packed || thread_index() % 32 == 0)
-      shared_at<WorkItem>(offset + static_cast<uint32_t>(round) * sizeof(WorkItem)) = item;
+    if (packed && thread_index() % 32 != 0) continue;
+    shared_at<WorkItem>(offset + static_cast<uint32_t>(i) * sizeof(WorkItem)) = item;
+    if (item.b < 0 || item.tiles.count == 0) shared_at<WorkList>(list).gaps = 1;
   }
+  if (thread_index() == 0) shared_at<WorkList>(list).count = n;
   return n;
+}
+
+// Closes the gaps among n items: those with keys to see stay, in order. By one warp; barriers around it.
+TSRI_DEVICE void close_gaps(uint32_t list, uint32_t offset, int n) {
+  const int lane = thread_index() % 32;
+  int kept = 0;
+  for (int first = 0; first < n; first += 32) {
+    WorkItem item;
+    item.b = -1;
+    if (first + lane < n) item = shared_at<WorkItem>(offset + static_cast<uint32_t>(first + lane) * sizeof(WorkItem));
+    const uint32_t mine = item.b >= 0 && item.tiles.count > 0;
+    uint32_t sum = mine; // inclusive over lanes
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = shuffle(sum, lane >= step ? lane - step : lane);
+      if (lane >= step) sum += other;
+    }
+    const int all = static_cast<int>(shuffle(sum, 31));
+    if (mine)
+      shared_at<WorkItem>(offset + static_cast<uint32_t>(kept + static_cast<int>(sum) - 1) * sizeof(WorkItem)) = item;
+    kept += all;
+    sync_wave();
+  }
+  if (lane == 0) shared_at<WorkList>(list).count = kept;
 }
 
 } // namespace gpu
