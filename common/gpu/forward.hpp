@@ -126,13 +126,14 @@ struct Forward {
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) {
       const int f = r / U::kRows;
-      float tile_max = -infinity();
+      // Two chains: what one maximum or sum takes, another can be under way in.
+      float most[2] = {-infinity(), -infinity()};
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows) tile_max = larger_of(tile_max, s[f][c].x[e]);
-      tile_max = U::max_con(tile_max);
+          if (U::slot(e) == r % U::kRows) most[e & 1] = larger_of(most[e & 1], s[f][c].x[e]);
+      const float tile_max = U::max_con(larger_of(most[0], most[1]));
       const float m = kAny ? Softmax::new_max(state.m[r], tile_max)
                            : Softmax::lazy_max(unit, state.m[r], tile_max, kSlack);
       const float ref = Softmax::reference(m);
@@ -143,7 +144,7 @@ struct Forward {
                  : m == state.m[r] ? 1.0f
                                    : Softmax::prob_ready(unit, state.m[r], ready);
       state.m[r] = m;
-      float sum = 0.0f;
+      float sum[2] = {0.0f, 0.0f};
       TSRI_UNROLL
       for (int c = 0; c < kCon; ++c)
         TSRI_UNROLL
@@ -151,9 +152,9 @@ struct Forward {
           if (U::slot(e) == r % U::kRows) {
             float &x = s[f][c].x[e];
             x = kAny ? Softmax::prob_in(unit, x, ref) : Softmax::prob_ready(unit, x, ready);
-            sum += x;
+            sum[e & 1] += x;
           }
-      state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum);
+      state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum[0] + sum[1]);
     }
     return moved;
   }

@@ -34,6 +34,8 @@ TSRI_DEVICE int fresh_thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
+// The same for any value, which stays in its register.
+TSRI_DEVICE void keep_register(int &x) { asm volatile("" : "+r"(x)); }
 #if defined(TSRI_ALWAYS_FRESH) // where accumulators leave no register for what a loop does not change
 TSRI_DEVICE int thread_index() { return fresh_thread_index(); }
 #else

@@ -28,6 +28,7 @@ namespace gpu {
 
 TSRI_DEVICE int thread_index() { return emulated_thread().thread; }
 TSRI_DEVICE int fresh_thread_index() { return thread_index(); }
+TSRI_DEVICE void keep_register(int &) {}
 TSRI_DEVICE int wave_index(int wave) { return thread_index() / wave; }
 TSRI_DEVICE uint32_t block_index() { return static_cast<uint32_t>(emulated_thread().block); }
 TSRI_DEVICE uint32_t block_count() { return static_cast<uint32_t>(emulated_thread().blocks); }

@@ -23,20 +23,21 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns>
+template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns,
+          int kMinBlocks_ = 1>
 struct EngineForward {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-  static constexpr int kMinBlocks = 1;
+  static constexpr int kMinBlocks = kMinBlocks_;
   using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, false, false>;
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
   static constexpr int kDepth = kDqk / 16;
-  static_assert(kGroups >= 2 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
+  static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
 
   // Pieces of 64 columns, see instructions.hpp; queries by warpgroup.
   static constexpr uint32_t kPieceQ = 64 * 128, kPieceK = kTileK * 128;
@@ -56,7 +57,7 @@ struct EngineForward {
   static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
   // Pieces of work that a block is given at most: what is left of shared memory.
   static constexpr int kMostItems =
-      min_of(64, (kMostShared - static_cast<int>(kTiles + kItems)) / static_cast<int>(sizeof(WorkItem)));
+      min_of(64, ((kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks / 1024 * 1024 - 1024) - static_cast<int>(kTiles + kItems)) / static_cast<int>(sizeof(WorkItem)));
   static_assert(kMostItems >= 8 && kTiles % 1024 == 0 && kMostShared % 1024 == 0, "a block has to be worth its start");
   static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
   static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
@@ -66,8 +67,11 @@ struct EngineForward {
   static constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup
   static constexpr int kGroupBarrier = 5; // likewise
 
-  static constexpr int kLoadRegisters = kGroups == 2 ? 24 : 32;
-  static constexpr int kMultiplyRegisters = kGroups == 2 ? 240 : 160;
+  // Registers of a thread: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
+  static constexpr int kEvenRegisters = min_of(65536 / (kThreads * kMinBlocks) / 8 * 8, 248);
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kMultiplyRegisters =
+      min_of((kEvenRegisters * (kGroups + 1) - kLoadRegisters) / kGroups / 8 * 8, 240);
 
   // Use number `n` of a ring of buffers.
   template <int kSlots>
@@ -134,16 +138,11 @@ struct EngineForward {
 
   // ------------------------------------------------------------------------------ multiplying
 
-  // The warpgroup's number, the same for all lanes of a warp and known to be.
-  TSRI_DEVICE_MEMBER int group() {
-    return static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
-  }
   TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
     return args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
   }
-  TSRI_DEVICE_MEMBER bool signals() { return thread_index() % kWarpgroup == 0; }
-  TSRI_DEVICE_MEMBER void release(uint32_t empty) {
-    if (signals()) phase_arrive(empty);
+  TSRI_DEVICE_MEMBER void release(uint32_t empty, int thread) {
+    if (thread % kWarpgroup == 0) phase_arrive(empty);
   }
 
   TSRI_DEVICE_MEMBER void take_turn(int group) {
@@ -225,7 +224,7 @@ struct EngineForward {
     phase_wait(kFullV + 8 * slot, parity_of<kStages>(t));
     if (last) {
       const WorkItem &item = item_at(i);
-      const int32_t rows = item.keys - first_key(i, 1);
+      const int32_t rows = item.keys - first_key(item, 1);
       if (rows < kTileK) clear_tail(v_tile, rows, group);
     }
     matrix_pin(state.out[0]);
@@ -237,7 +236,8 @@ struct EngineForward {
     const Call &call = args.forward.call;
     const float unit = unit_of(args);
     if (items() == 0) return;
-    if (group() == 0) pass_turn(kGroups - 1); // the first turn is the first warpgroup's
+    int thread = thread_index();
+    if (thread / kWarpgroup == 0) pass_turn(kGroups - 1); // the first turn is the first warpgroup's
     State state;
     Scores s;
     uint32_t p[kCon][4];
@@ -246,79 +246,93 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
-    phase_wait(kFullQ + 8 * q_buffer(0, group()), 0);
-    multiply_keys(s, 0, 0, group());
-    pass_turn(group());
+    phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
+    multiply_keys(s, 0, 0, thread / kWarpgroup);
+    pass_turn(thread / kWarpgroup);
     start_state(state);
-    store_warp_bands(item_at(0));
+    FullTiles full = start_rows(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
-    release(kEmptyK);
-    if (left == 1) release(kEmptyQ + 8 * q_buffer(0, group()));
-    fold(state, s, 0, left, touches_edge(0, left), unit, alpha); // nothing to rescale yet
+    release(kEmptyK, thread);
+    if (left == 1) release(kEmptyQ + 8 * q_buffer(0, thread / kWarpgroup), thread);
+    fold(state, s, 0, left, full, unit, alpha); // nothing to rescale yet
     pack(p, s);
     TSRI_NO_UNROLL
     for (;;) {
+      keep_register(thread);
+      const int group = thread / kWarpgroup;
       const bool fresh = left == 1;
       ++t;
       if (fresh) {
         if (++i == items()) break;
         left = item_at(i).tiles.count;
-        phase_wait(kFullQ + 8 * q_buffer(i, group()), parity_of<kStagesQ>(static_cast<uint32_t>(i)));
+        phase_wait(kFullQ + 8 * q_buffer(i, group), parity_of<kStagesQ>(static_cast<uint32_t>(i)));
       } else {
         --left;
       }
-      multiply_keys(s, i, t, group());
-      multiply_values(state, p, i - fresh, fresh, t - 1, group());
-      pass_turn(group());
-      bool edge = !fresh && touches_edge(i, left); // while the products run
+      multiply_keys(s, i, t, group);
+      multiply_values(state, p, i - fresh, fresh, t - 1, group);
+      pass_turn(group);
       matrix_wait<1>();
       matrix_pin(s[0]);
-      release(kEmptyK + 8 * slot_of<kStages>(t));
-      if (left == 1) release(kEmptyQ + 8 * q_buffer(i, group()));
+      release(kEmptyK + 8 * slot_of<kStages>(t), thread);
+      if (left == 1) release(kEmptyQ + 8 * q_buffer(i, group), thread);
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
+        release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
         finish(call, state, item_at(i - 1), unit);
         start_state(state);
-        store_warp_bands(item_at(i));
-        edge = touches_edge(i, left);
+        full = start_rows(item_at(i));
       }
-      const bool moved = fold(state, s, i, left, edge, unit, alpha);
+      const bool moved = fold(state, s, i, left, full, unit, alpha);
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      release(kEmptyV + 8 * slot_of<kStages>(t - 1));
+      if (!fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
-    multiply_values(state, p, items() - 1, true, t - 1, group());
+    multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
     matrix_wait<0>();
     matrix_pin(state.out[0]);
     finish(call, state, item_at(items() - 1), unit);
   }
 
-  // First key of the tile of piece i with which `left` tiles are left.
-  TSRI_DEVICE_MEMBER int32_t first_key(int i, int32_t left) {
-    const KeyTiles &tiles = item_at(i).tiles;
-    return KeyTiles::at(tiles, tiles.count - left) * kTileK;
+  // First key of the tile of a piece with which `left` tiles are left.
+  TSRI_DEVICE_MEMBER int32_t first_key(const WorkItem &item, int32_t left) {
+    return KeyTiles::at(item.tiles, item.tiles.count - left) * kTileK;
   }
 
+  // The tiles that all rows of a warp see all of: those of the band with which at most `from` and more than
+  // `to` are left.
+  struct FullTiles {
+    int32_t from, to;
+  };
+
   // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, int i, int32_t left, bool edge, float unit,
+  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, int i, int32_t left, const FullTiles &full, float unit,
                                float (&alpha)[Rows::kSlots]) {
-    if (edge) Rows::mask_scores(s, item_at(i).prefix, first_key(i, left));
+    if (left > full.from || left <= full.to)
+      Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
     return Rows::fold_scores(state, s, unit, alpha);
   }
 
-  // Whether the warp's rows see some but not all of a tile of keys, or none; by its bands.
-  TSRI_DEVICE_MEMBER bool touches_edge(int i, int32_t left) {
-    const WorkItem &item = item_at(i);
-    const int32_t key0 = first_key(i, left);
-    const int first = Rows::wave_row();
+  // The bands of the warp's rows go to shared memory, for masks.
+  TSRI_DEVICE_MEMBER FullTiles start_rows(const WorkItem &item) {
+    const int first = Rows::wave_row(), row = first + thread_index() % 32;
+    sync_wave(); // the last piece's are no longer read
+    if (thread_index() % 32 < 16)
+      shared_at<RowBand>(Rows::kBands + static_cast<uint32_t>(row) * 8) =
+          work_band(item, static_cast<int64_t>(item.i0) + row);
+    sync_wave();
     const RowsClass rows = rows_class(Rows::kBands, larger(-item.i0, first),
                                       smaller(item.queries - item.i0, first + 16), item.prefix);
-    return RowsClass::of(rows, key0, key0 + kTileK) != TSRI_TILE_FULL;
+    // Whole tiles of [full_lo, full_hi), as places in the list behind the tiles of the prefix.
+    const int32_t begin = (rows.full_lo + kTileK - 1) / kTileK, end = rows.full_hi / kTileK;
+    const int32_t shift = item.tiles.count - item.tiles.head + item.tiles.band;
+    const int32_t from = smaller(shift - begin, item.tiles.count - item.tiles.head);
+    return begin < end ? FullTiles{from, shift - end} : FullTiles{0, 0};
   }
 
   TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item, float unit) {
@@ -334,15 +348,6 @@ struct EngineForward {
     }
     store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.b, item.h, item.slot_begin + item.row0,
                                    item.slot_len - item.row0, Rows::wave_row(), static_cast<int>(call.p.dim_v));
-  }
-
-  TSRI_DEVICE_MEMBER void store_warp_bands(const WorkItem &item) {
-    const int row = Rows::wave_row() + thread_index() % 32;
-    sync_wave(); // the last piece's are no longer read
-    if (thread_index() % 32 < 16)
-      shared_at<RowBand>(Rows::kBands + static_cast<uint32_t>(row) * 8) =
-          work_band(item, static_cast<int64_t>(item.i0) + row);
-    sync_wave();
   }
 
   TSRI_DEVICE_MEMBER void make_barriers() {
@@ -373,12 +378,12 @@ struct EngineForward {
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
     if (shared_at<WorkList>(kList).gaps) {
-      if (group() < kGroups) finish_empty(args.forward.call, found, unit_of(args));
+      if (thread_index() < kGroups * kWarpgroup) finish_empty(args.forward.call, found, unit_of(args));
       sync_block();
       if (thread_index() < 32) close_gaps(kList, kItems, found);
       sync_block();
     }
-    if (group() == kGroups) {
+    if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
       if (thread_index() == kGroups * kWarpgroup) load_keys(args);
       if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
