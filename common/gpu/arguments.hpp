@@ -80,7 +80,6 @@ struct ForwardArgs {
 // backends/cuda/sm90/work.hpp.
 struct EngineForwardArgs {
   ForwardArgs forward;
-  int32_t together; // query heads that are worked on side by side, so that L2 holds their keys
   TensorMap q, k, v;
 };
 

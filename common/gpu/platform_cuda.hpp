@@ -107,6 +107,12 @@ TSRI_DEVICE T load_global(const void *p) {
   return *static_cast<const T *>(p);
 }
 
+// 16 bytes to global memory as one access; the compiler takes structs apart where it sees fit.
+TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   const int bytes = valid ? 16 : 0;

@@ -101,6 +101,8 @@ inline T load_global(const void *p) {
   return *static_cast<const T *>(p);
 }
 
+TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) { memcpy(to, w, sizeof w); }
+
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
 }

@@ -68,7 +68,7 @@ TSRI_DEVICE void store_registers(const typename U::Acc (&out)[kOut], const tsr_l
       transpose_quad(w);
       const int c = 16 * o + 8 * q;
       if (r < rows && c < columns && c < 16 * kOut)
-        *reinterpret_cast<Chunk *>(static_cast<E *>(data) + at + c) = Chunk{{w[0], w[1], w[2], w[3]}};
+        store_chunk(static_cast<E *>(data) + at + c, w);
     }
   }
 }

@@ -4,9 +4,10 @@
 // it needs to know of each. Found once at the block's start, by all its threads and into shared memory, while
 // registers are still shared out evenly: warps that load and warps that multiply have few to spare.
 //
-// Order: `together` heads side by side, so that their keys stay in L2. Tile t from the end and tile t from the
-// beginning of a head make a pair: under a causal mask the one sees what the other does not, so pairs are
-// alike, and blocks take pairs in turn. What does not fill a last round of pairs is dealt out in single tiles.
+// Order: tile t from the end and tile t from the beginning of a head make a pair: under a causal mask the one
+// sees what the other does not, so pairs are alike, and blocks take pairs in turn. Blocks side by side work on
+// the same head, whose keys come from memory once and from L2 to all of them. What does not fill a last round of
+// pairs is dealt out in single tiles.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_WORK_HPP_
 
@@ -116,7 +117,7 @@ TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArg
   const Call &call = args.forward.call;
   const tsr_problem &p = call.p;
   const bool packed = call.a.cu_q != nullptr;
-  const int64_t tiles = args.forward.tiles, together = args.together, pairs = (tiles + 1) / 2;
+  const int64_t tiles = args.forward.tiles, pairs = (tiles + 1) / 2;
   const int64_t slots = packed ? p.heads_q : p.heads_q * p.batch;
   const Deal deal = deal_of(pairs * slots);
   const int n = smaller(deal_count(deal), kItems);
@@ -125,9 +126,7 @@ TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArg
   for (int i = first; i < n; i += step) {
     bool second;
     const int64_t work = deal_at(deal, i, &second);
-    const int64_t section = work / (pairs * together), rest = work - section * pairs * together;
-    const int64_t width = smaller(together, slots - section * together);
-    const int64_t pair = rest / width, slot = section * together + rest % width;
+    const int64_t slot = work / pairs, pair = work % pairs;
     const int64_t tile = second ? pair : tiles - 1 - pair;
     WorkItem item;
     item.b = -1;
