@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Prints what ptxas reported of every kernel row (see run_nvcc.cmake) and fails where a kernel keeps
-# anything in local memory: a spill, or a stack frame, costs more than any tuning of the row brings. Fails
-# as well if a source has no report, or a report no kernel: then nothing was checked.
+# anything in local memory: a spill, or a stack frame, costs more than any tuning of the row brings. Fails too
+# where asynchronous products were put in a row or registers not handed on (warnings C75xx), and if a source has
+# no report, or a report no kernel: then nothing was checked.
 #   cmake -DREPORTS=<folder> -DSOURCES=<file>;... [-DBINARY=<file>] -P check_rows.cmake
 cmake_minimum_required(VERSION 3.25)
 
@@ -26,6 +27,10 @@ foreach(source IN LISTS SOURCES)
   set(kernel "")
   set(found 0)
   foreach(line IN LISTS lines)
+    # Products of a warpgroup that wait for one another, registers that are not handed on.
+    if(line MATCHES "[(]C75[0-9][0-9][)]" OR line MATCHES "setmaxnreg")
+      fail("${name}: ${line}")
+    endif()
     if(line MATCHES "^seconds ([0-9]+)$")
       set(seconds ${CMAKE_MATCH_1})
       math(EXPR total "${total} + ${seconds}")

@@ -3,9 +3,12 @@
 // common/gpu/host/runtime.h on the CUDA runtime, which is linked statically and looks for the driver when it is first
 // called: where there is none, probe says so and nothing else of this file runs. The thread's current
 // device is the caller's: it is changed only where it differs, and set back.
+#include <cuda.h> // types alone: the driver's functions are asked for by name
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <string.h>
+
+#include <atomic>
 
 #include "common/gpu/host/runtime.h"
 
@@ -129,6 +132,38 @@ bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_r
   if (current.error() != cudaSuccess) return fail("device", current.error(), why);
   const cudaError_t error = cudaMemsetAsync(block, 0, bytes, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess || fail("clearing memory", error, why);
+}
+
+bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+  static_assert(sizeof(gpu::TensorMap) == sizeof(CUtensorMap), "the driver's own size");
+  // Found once; asking again in another thread finds the same.
+  static std::atomic<void *> found{nullptr};
+  void *function = found;
+  if (!function) {
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                               cudaEnableDefault, &result);
+    if (error != cudaSuccess) return fail("cuTensorMapEncodeTiled", error, why);
+    if (!function) {
+      snprintf(why->text, sizeof why->text, "the driver has no cuTensorMapEncodeTiled");
+      return false;
+    }
+    found = function;
+  }
+  cuuint64_t extent[4], stride[3];
+  for (int d = 0; d < 4; ++d) extent[d] = static_cast<cuuint64_t>(box.extent[d]);
+  for (int d = 1; d < 4; ++d) stride[d - 1] = static_cast<cuuint64_t>(box.stride[d]);
+  const cuuint32_t size[4] = {64, static_cast<cuuint32_t>(box.rows), 1, 1}, step[4] = {1, 1, 1, 1};
+  decltype(&cuTensorMapEncodeTiled) encode;
+  memcpy(&encode, &function, sizeof encode);
+  const CUresult result = encode(
+      reinterpret_cast<CUtensorMap *>(map),
+      box.dtype == TSR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+      const_cast<void *>(box.base), extent, stride, size, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return true;
+  snprintf(why->text, sizeof why->text, "cuTensorMapEncodeTiled: error %d", static_cast<int>(result));
+  return false;
 }
 
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cuda/sm90/emulated.hpp"
 #include "common/gpu/emulator.hpp"
 #include "common/workspace.h"
 
@@ -78,6 +79,19 @@ bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_r
   if (fail(emulated_faults().fail_zero, "clearing memory", why)) return false;
   emulated_faults().zeroed += static_cast<int64_t>(bytes);
   memset(block, 0, bytes);
+  return true;
+}
+
+bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+  gpu::EmulatedMap own;
+  (void)why;
+  memset(map, 0, sizeof *map);
+  own.base = static_cast<const unsigned char *>(box.base);
+  memcpy(own.extent, box.extent, sizeof own.extent);
+  memcpy(own.stride_bytes, box.stride, sizeof own.stride_bytes);
+  own.stride_bytes[0] = own.element_bytes = 2;
+  own.rows = box.rows;
+  memcpy(map, &own, sizeof own);
   return true;
 }
 

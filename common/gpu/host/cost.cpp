@@ -23,6 +23,11 @@ constexpr double kBandBusy = 0.75;        // which this part of the multiprocess
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kOneStageCycles = 1200;  // of latency per tile
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
+constexpr double kEngineProducts = 0.95;  // of the peak of warpgroup products
+constexpr double kEngineExponents = 0.85; // of their time that shows
+constexpr double kEngineItem = 2000;      // cycles that 64 queries take besides their tiles, in a block by itself
+constexpr double kEngineItemBeside = 1400; // and with other blocks beside it
+constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
 
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -133,6 +138,25 @@ double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &
     bytes += share * visits.pairs * bytes_of(p.bias.dtype);
   }
   return bytes;
+}
+
+// Blocks that stay: nothing but the first loads and the last stores is not under way beside products, and what a
+// tile takes is what one unit needs and a part of what the other does.
+double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                      const Visits &visits, const Cut &cut) {
+  if (cut.blocks == 0) return 0;
+  const double scores = static_cast<double>(row.tile_q) * row.tile_k;
+  // Few keys to a product use its operands in shared memory less well.
+  const double products = 2 * scores * (row.dim_qk + row.dim_v) / device_flops(facts.arch) *
+                          (1 + 16.0 / row.tile_k);
+  const double tile = products / kEngineProducts + scores / 16 * kEngineExponents;
+  const double item = (row.engine.blocks > 1 ? kEngineItemBeside : kEngineItem) * row.tile_q / 64;
+  const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
+                       (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
+  const double each = ceil_div(tiles, facts.processors);
+  const double cycles = kEngineStart + fmax(each, 1) * (item + visits.mean * tile);
+  const double bytes = cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction);
+  return fmax(cycles / facts.clock, bytes) + kLaunchSeconds;
 }
 
 double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,

@@ -23,6 +23,9 @@ Visits count_visits(const Row &row, const tsr_resolved &problem);
 // Seconds of a forward row (cut.splits 0) or of a split row.
 double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
                     const Visits &visits, const Cut &cut);
+// The same for rows of the copy engine.
+double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                      const Visits &visits, const Cut &cut);
 // FLOP of the problem and bytes of device memory that the row moves.
 double cost_flops(const tsr_resolved &problem, const Visits &visits);
 double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,

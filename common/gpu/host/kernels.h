@@ -19,6 +19,7 @@ namespace TSRI_GPU_BACKEND {
 
 enum class Family : int32_t {
   kForward,  // one block per query tile: ForwardArgs
+  kEngineForward, // blocks that stay, fed by the copy engine: EngineForwardArgs
   kSplit,    // short queries, keys cut over blocks: SplitArgs
   kBackward, // several passes: BackwardArgs
 };
@@ -43,6 +44,13 @@ struct BackwardTiles {
   int32_t query_chunk;          // kEntryDq: columns of dQ per block
 };
 
+// Of a row of the copy engine.
+struct EngineShape {
+  int32_t items;  // query tiles that a block takes at most
+  int32_t blocks; // of a multiprocessor
+  int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k
+};
+
 struct Row {
   const char *name; // op_dtype_dTIER_mask__arch_QxK
   tsr_pass pass;
@@ -58,6 +66,7 @@ struct Row {
   int32_t stages;
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
   BackwardTiles backward;   // zeros in other families
+  EngineShape engine = {0, 0, 0}; // likewise
 };
 
 // The index-th row of kernels.def; nullptr past the last one.

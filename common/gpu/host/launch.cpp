@@ -14,6 +14,7 @@ namespace TSRI_GPU_BACKEND {
 namespace {
 
 static_assert(sizeof(gpu::ForwardArgs) <= 4096, "kernel parameters that every device takes");
+static_assert(sizeof(gpu::EngineForwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::SplitArgs) <= 4096, "kernel parameters that every device takes");
 
 // Counters come first: they are cleared before every run, as one block.
@@ -68,6 +69,41 @@ bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args,
   return launch_function(plan, plan.row->entry[entry], blocks, args, args_size, stream, why);
 }
 
+namespace {
+
+// Where the copy engine finds a tensor. packed: rows of all sequences in one.
+bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+                int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
+  TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {2, 0, 0, 0}, box_rows};
+  // Of a dimension with one index the stride is never used, but has to be a legal one.
+  for (int d = 1; d < 4; ++d) box.stride[d] = box.extent[d] > 1 ? 2 * layout.stride[3 - d] : 16;
+  return runtime_tensor_map(box, map, why);
+}
+
+bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
+  const tsr_problem &p = plan.problem->p;
+  const EngineShape &engine = plan.row->engine;
+  const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
+  gpu::EngineForwardArgs e;
+  memset(&e, 0, sizeof e);
+  fill_call(*plan.problem, args, &e.forward.call);
+  e.forward.tiles = plan.choice.cut.tiles;
+  e.forward.chunks = 1;
+  const int64_t keys = packed_k ? p.total_k : p.seq_k;
+  if (!map_tensor(args.q, p.q, packed_q, p.dim_qk, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
+                  engine.box_q, &e.q, why))
+    return false;
+  // Without keys no tile is ever asked for.
+  if (keys > 0 && (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, plan.row->tile_k,
+                               &e.k, why) ||
+                   !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, plan.row->tile_k,
+                               &e.v, why)))
+    return false;
+  return launch_entry(plan, kEntryMain, plan.choice.cut.blocks, &e, sizeof e, args.stream, why);
+}
+
+} // namespace
+
 bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
   const Cut &cut = plan.choice.cut;
   if (cut.blocks == 0) return true; // no row, and nothing else to write
@@ -89,6 +125,7 @@ bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr
       return false;
     return launch_entry(plan, kEntryMain, cut.blocks, &split, sizeof split, args.stream, why);
   }
+  if (plan.row->family == Family::kEngineForward) return launch_engine(plan, args, why);
   gpu::ForwardArgs forward;
   memset(&forward, 0, sizeof forward);
   fill_call(*plan.problem, args, &forward.call);

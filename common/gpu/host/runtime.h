@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/gpu/arguments.hpp"
 #include "common/gpu/host/device.h"
 #include "tessera/backend.h"
 
@@ -36,6 +37,15 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why);
 bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why);
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why);
 bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why);
+// Encodes where the copy engine finds a tensor of 16-bit elements: boxes of `rows` rows and 64 columns, swizzled.
+// Extents and strides by column, row, head, batch; strides in bytes, the first of them not used.
+struct TensorBox {
+  const void *base;
+  tsr_dtype dtype;
+  int64_t extent[4], stride[4];
+  int32_t rows;
+};
+bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why);
 // Memory in stream order, for runs without a workspace. INVALID_ARGUMENT while the stream is captured;
 // OUT_OF_MEMORY; DEVICE_ERROR.
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,

@@ -152,9 +152,30 @@ bool takes_scale(const tsr_problem &p, tsr_reason *why) {
                 p.scale);
 }
 
+// What the encoding of tensors for the copy engine can say.
+bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
+  constexpr int64_t kMostStride = int64_t{1} << 39; // elements; 2^40 bytes are too many
+  const struct {
+    const char *name;
+    const tsr_layout *layout;
+    int64_t extent[3];
+  } tensors[] = {{"q", &p.q, {p.batch, p.heads_q, p.seq_q}},
+                 {"k", &p.k, {p.batch, p.heads_kv, p.seq_k}},
+                 {"v", &p.v, {p.batch, p.heads_kv, p.seq_k}}};
+  for (const auto &t : tensors)
+    for (int d = 0; d < 3; ++d) {
+      const int64_t stride = t.layout->stride[d];
+      if (t.extent[d] > 1 && (stride <= 0 || stride >= kMostStride))
+        return refuse(why, "%s has a stride of %lld elements; the copy engine takes 1 to 2^39 - 1", t.name,
+                      static_cast<long long>(stride));
+    }
+  return true;
+}
+
 // What 16-byte accesses without a second way need.
 bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (row.any) return true;
+  if (row.family == Family::kEngineForward && !takes_boxes(p, why)) return false;
   const struct {
     const char *name;
     const tsr_layout *layout;
@@ -194,6 +215,20 @@ bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why
   if (tiles > kMostBlocks) return set_blocks(tiles, cut, why);
   cut->tiles = static_cast<int32_t>(tiles);
   return set_blocks(tsri_mul_sat(tsri_mul_sat(tiles, cut->chunks), slots), cut, why);
+}
+
+// Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or as
+// make their lists of work short enough.
+bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
+  if (!cut_forward(row, p, cut, why)) return false;
+  if (cut->chunks > 1)
+    return refuse(why, "dim_v is %lld; this kernel takes up to %d", static_cast<long long>(p.dim_v),
+                  static_cast<int>(row.dim_v));
+  if (cut->blocks == 0) return true;
+  const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
+  const int64_t most = (row.engine.items - 2) / 2;
+  const int64_t blocks = max64(static_cast<int64_t>(facts.processors) * row.engine.blocks, ceil_div(pairs, most));
+  return set_blocks(min64(blocks, 2 * pairs), cut, why);
 }
 
 // Parts of `part_keys` keys, a multiple of the key tile.
@@ -261,10 +296,14 @@ bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &
   }
   if (row.family == Family::kSplit) {
     if (!cut_split(facts, row, problem, visits, &choice->cut, why)) return false;
+  } else if (row.family == Family::kEngineForward) {
+    if (!cut_engine(facts, row, problem.p, &choice->cut, why)) return false;
   } else if (!cut_forward(row, problem.p, &choice->cut, why)) {
     return false;
   }
-  e->seconds = cost_seconds(facts, row, problem, visits, choice->cut);
+  e->seconds = row.family == Family::kEngineForward
+                   ? engine_seconds(facts, row, problem, visits, choice->cut)
+                   : cost_seconds(facts, row, problem, visits, choice->cut);
   e->flops = cost_flops(problem, visits);
   e->bytes = cost_bytes(facts, row, problem, visits, choice->cut);
   return true;
