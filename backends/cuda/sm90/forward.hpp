@@ -326,8 +326,9 @@ struct EngineForward {
       shared_at<RowBand>(Rows::kBands + static_cast<uint32_t>(row) * 8) =
           work_band(item, static_cast<int64_t>(item.i0) + row);
     sync_wave();
-    const RowsClass rows = rows_class(Rows::kBands, larger(-item.i0, first),
-                                      smaller(item.queries - item.i0, first + 16), item.prefix);
+    const int begin_row = larger(-item.i0, first), end_row = smaller(item.queries - item.i0, first + 16);
+    if (begin_row >= end_row) return FullTiles{INT32_MAX, 0}; // what comes of such rows is not used
+    const RowsClass rows = rows_class(Rows::kBands, begin_row, end_row, item.prefix);
     // Whole tiles of [full_lo, full_hi), as places in the list behind the tiles of the prefix.
     const int32_t begin = (rows.full_lo + kTileK - 1) / kTileK, end = rows.full_hi / kTileK;
     const int32_t shift = item.tiles.count - item.tiles.head + item.tiles.band;

@@ -126,7 +126,8 @@ TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArg
   for (int i = first; i < n; i += step) {
     bool second;
     const int64_t work = deal_at(deal, i, &second);
-    const int64_t slot = work / pairs, pair = work % pairs;
+    // Turned by one from head to head, or a block might get the same pair of every head, and some have less to do.
+    const int64_t slot = work / pairs, pair = (work + slot) % pairs;
     const int64_t tile = second ? pair : tiles - 1 - pair;
     WorkItem item;
     item.b = -1;

@@ -159,9 +159,9 @@ bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
     const char *name;
     const tsr_layout *layout;
     int64_t extent[3];
-  } tensors[] = {{"q", &p.q, {p.batch, p.heads_q, p.seq_q}},
-                 {"k", &p.k, {p.batch, p.heads_kv, p.seq_k}},
-                 {"v", &p.v, {p.batch, p.heads_kv, p.seq_k}}};
+  } tensors[] = {{"q", &p.q, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}},
+                 {"k", &p.k, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
+                 {"v", &p.v, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}}};
   for (const auto &t : tensors)
     for (int d = 0; d < 3; ++d) {
       const int64_t stride = t.layout->stride[d];
