@@ -23,10 +23,12 @@ constexpr double kBandBusy = 0.75;        // which this part of the multiprocess
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kOneStageCycles = 1200;  // of latency per tile
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
-constexpr double kEngineProducts = 0.95;  // of the peak of warpgroup products
-constexpr double kEngineExponents = 0.85; // of their time that shows
-constexpr double kEngineItem = 2000;      // cycles that 64 queries take besides their tiles, in a block by itself
-constexpr double kEngineItemBeside = 1400; // and with other blocks beside it
+// Rows of the copy engine, by what one H200 measured of them (docs/performance.md).
+constexpr double kEngineProducts = 1.09;  // of the time of products at their peak,
+constexpr double kEngineNarrow = 20;      // more where few keys make a product,
+constexpr double kEngineExponents = 0.88; // of the time of exponentials, of which a part hides
+constexpr double kEngineBeside = 1.22;    // small blocks beside one another
+constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
 
@@ -146,11 +148,12 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
                       const Visits &visits, const Cut &cut) {
   if (cut.blocks == 0) return 0;
   const double scores = static_cast<double>(row.tile_q) * row.tile_k;
-  // Few keys to a product use its operands in shared memory less well.
-  const double products = 2 * scores * (row.dim_qk + row.dim_v) / device_flops(facts.arch) *
-                          (1 + 16.0 / row.tile_k);
-  const double tile = products / kEngineProducts + scores / 16 * kEngineExponents;
-  const double item = (row.engine.blocks > 1 ? kEngineItemBeside : kEngineItem) * row.tile_q / 64;
+  const double products = 2 * scores * (row.dim_qk + row.dim_v) / device_flops(facts.arch);
+  const bool beside = row.engine.blocks > 1;
+  // Few keys to a product use shared memory less well.
+  const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +
+                       scores / 16 * kEngineExponents) * (beside ? kEngineBeside : 1);
+  const double item = kEngineItem * row.tile_q / 64;
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
   const double each = ceil_div(tiles, facts.processors);
