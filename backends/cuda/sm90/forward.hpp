@@ -343,12 +343,12 @@ struct EngineForward {
       const bool used = static_cast<uint32_t>(item.i0 + row) < static_cast<uint32_t>(item.queries);
       const typename Rows::RowEnd end = Rows::end_row(call, item.h, state.m[r], state.l[r], unit, used);
       Rows::scale_row(state, r, end);
-      if (row < item.slot_len - item.row0 && U::leads_row())
-        store_row_numbers(call, item.b, item.h, item.slot_begin + item.row0 + row, end.lse, end.max_logit);
+      if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
+        call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
       matrix_pin(state.out[0]); // one row after the other: addresses take registers
     }
-    store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.b, item.h, item.slot_begin + item.row0,
-                                   item.slot_len - item.row0, Rows::wave_row(), static_cast<int>(call.p.dim_v));
+    store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.o_at, item.slot_len - item.row0,
+                                   Rows::wave_row(), static_cast<int>(call.p.dim_v));
   }
 
   TSRI_DEVICE_MEMBER void make_barriers() {

@@ -32,13 +32,12 @@ TSRI_DEVICE void transpose_quad(uint32_t (&w)[4]) {
   }
 }
 
-// Writes out[kOut] of the calling warp, whose first row is wave_row, to rows row .. row + rows - 1 of (b, h),
-// columns 0 .. columns - 1; 16-bit elements, or float32.
+// Writes out[kOut] of the calling warp, whose first row is wave_row, to the first `rows` rows from element `begin`
+// of a tensor on, columns 0 .. columns - 1; 16-bit elements, or float32.
 template <class U, int kOut>
 TSRI_DEVICE void store_registers(const typename U::Acc (&out)[kOut], const tsr_layout &layout, void *data,
-                                 int64_t b, int64_t h, int64_t row, int32_t rows, int wave_row, int columns) {
+                                 int64_t begin, int32_t rows, int wave_row, int columns) {
   using E = typename U::Element;
-  const int64_t begin = tsri_row_offset(layout.stride, b, h, row);
   const int q = thread_index() & 3;
   TSRI_UNROLL
   for (int slot = 0; slot < 2; ++slot) {

@@ -19,6 +19,7 @@ namespace tessera {
 namespace gpu {
 
 struct WorkItem {
+  int64_t o_at, lse_at; // elements in front of row row0 of (b, h)
   int32_t b;          // -1: nothing to do
   int32_t h;
   int32_t slot_begin; // first row of the queries' slot in its tensor; all rows are below 2^31
@@ -82,6 +83,8 @@ TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t t
   item.row0 = tile * tile_q;
   item.b = item.row0 < item.slot_len ? static_cast<int32_t>(b) : -1;
   item.h = h;
+  item.o_at = tsri_row_offset(call.p.o.stride, b, h, sequence.q.slot_begin + item.row0);
+  item.lse_at = tsri_row_offset(call.p.lse.stride, b, h, sequence.q.slot_begin + item.row0);
   item.i0 = item.row0 - static_cast<int32_t>(sequence.q.begin - sequence.q.slot_begin);
   item.queries = static_cast<int32_t>(sequence.q.len);
   item.keys = static_cast<int32_t>(sequence.k.len);
