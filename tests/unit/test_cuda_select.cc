@@ -117,7 +117,10 @@ Test(cuda_select, cuts_cover_the_work) {
       cr_expect_geq(multiply(c.cut.chunks, row->dim_v, 1, 1), r.p.dim_v);
       if (row->family == Family::kSplit) {
         cr_expect_geq(c.cut.row_tiles * static_cast<int64_t>(row->tile_q), r.p.seq_q * r.group);
-        cr_expect_geq(c.cut.splits * c.cut.part_keys, r.p.seq_k);
+        cr_expect_geq(c.cut.splits, 1);
+        // Shares of whatever is seen, or parts of a fixed size up to the last key.
+        cr_expect_eq(c.cut.part_keys > 0, p.determinism == TSR_DETERMINISM_BATCH_INVARIANT);
+        cr_expect(c.cut.part_keys == 0 || c.cut.splits * c.cut.part_keys >= r.p.seq_k);
         cr_expect_eq(c.cut.part_keys % row->tile_k, 0);
         cr_expect_eq(c.cut.blocks, multiply(c.cut.units, c.cut.chunks, c.cut.splits, 1));
         cr_expect_eq(c.cut.units, multiply(batch, heads, c.cut.row_tiles, 1));
@@ -170,6 +173,24 @@ Test(cuda_select, short_queries_take_split_rows) {
       // What is full already is not cut further.
       cr_expect_leq(select(device, problem_of(512, 32, 8, 1, 2048, dim, dim)).choice.cut.splits, 2);
     }
+}
+
+// What was fastest where it was measured: a block on nearly every multiprocessor, and never a few blocks more
+// than one round of them.
+Test(cuda_select, decode_parts_are_those_measured) {
+  const struct {
+    int64_t batch, keys, splits, tile_k;
+  } shapes[] = {{1, 16384, 16, 128}, {1, 131072, 16, 128}, {16, 8192, 1, 128}, {64, 4096, 1, 64},
+                {128, 8192, 1, 64},  {8, 16384, 2, 128},   {4, 8192, 4, 128}};
+  for (const auto &shape : shapes) {
+    const Winner w = select(h200, problem_of(shape.batch, 32, 8, 1, shape.keys, 128, 128));
+    cr_assert_not_null(w.row);
+    cr_expect(w.row->family == Family::kSplit && w.row->tile_k == shape.tile_k, "%lld x %lld: %s",
+              static_cast<long long>(shape.batch), static_cast<long long>(shape.keys), w.row->name);
+    cr_expect_eq(w.choice.cut.splits, shape.splits, "%lld x %lld: %d parts",
+                 static_cast<long long>(shape.batch), static_cast<long long>(shape.keys),
+                 static_cast<int>(w.choice.cut.splits));
+  }
 }
 
 // With batch_invariant neither the batch nor padding may change the row, nor where keys are cut.
