@@ -87,6 +87,16 @@ Test(cuda_select, every_dimension_is_taken) {
 
 int64_t multiply(int64_t a, int64_t b, int64_t c, int64_t d) { return a * b * c * d; }
 
+// A block for each piece of work; where blocks stay, no more than there are pieces, and none only for none.
+void expect_blocks(const Row &row, const tessera::cuda::Cut &cut, int64_t pieces) {
+  if (row.family != Family::kEngineForward) {
+    cr_expect_eq(cut.blocks, pieces, "%s", row.name);
+    return;
+  }
+  cr_expect(cut.blocks <= 2 * pieces && (cut.blocks > 0) == (pieces > 0), "%s: %lld blocks for %lld",
+            row.name, static_cast<long long>(cut.blocks), static_cast<long long>(pieces));
+}
+
 // Blocks cover all queries, keys and columns, whatever the numbers are.
 Test(cuda_select, cuts_cover_the_work) {
   uint64_t state = 12345;
@@ -136,10 +146,10 @@ Test(cuda_select, cuts_cover_the_work) {
         }
         cr_expect_geq(c.cut.tiles, tiles, "%d tiles, %d needed: %s", static_cast<int>(c.cut.tiles),
                       static_cast<int>(tiles), row->name);
-        cr_expect_eq(c.cut.blocks, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, 1));
+        expect_blocks(*row, c.cut, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, 1));
       } else {
         cr_expect_geq(c.cut.tiles * static_cast<int64_t>(row->tile_q), r.p.seq_q);
-        cr_expect_eq(c.cut.blocks, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, batch));
+        expect_blocks(*row, c.cut, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, batch));
       }
       cr_expect(row->family == Family::kSplit || c.estimate.workspace == 0);
     }
@@ -163,8 +173,7 @@ Test(cuda_select, short_queries_take_split_rows) {
       for (int64_t sq : {1024, 8192}) {
         const Winner w = select(device, problem_of(4, 32, 8, sq, sq, dim, dim));
         cr_assert_not_null(w.row);
-        cr_expect_eq(w.row->family, Family::kForward, "%s for %d queries", w.row->name,
-                     static_cast<int>(sq));
+        cr_expect_neq(w.row->family, Family::kSplit, "%s for %d queries", w.row->name, static_cast<int>(sq));
       }
       // Parts fill the device, and no more than there are tiles.
       const Winner one = select(device, problem_of(1, 8, 1, 1, 65536, dim, dim));
