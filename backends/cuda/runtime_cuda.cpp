@@ -115,23 +115,36 @@ bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes
   return true;
 }
 
+bool runtime_starts_early(int32_t device, const void *function) {
+  const Current current(device);
+  cudaFuncAttributes attributes;
+  int driver = 0;
+  // Graphs can record such launches from CUDA 12.3 on. Code for 8.0 compiled on the spot does not wait.
+  const bool found = current.error() == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
+                     cudaFuncGetAttributes(&attributes, function) == cudaSuccess;
+  if (!found) cudaGetLastError();
+  return found && driver >= 12030 && attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
+}
+
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   const Current current(device);
   if (current.error() != cudaSuccess) return fail("device", current.error(), why);
   // The runtime copies the argument and does not write to it.
   void *arguments[] = {const_cast<void *>(launch.args)};
-  const cudaError_t error =
-      cudaLaunchKernel(launch.function, dim3(static_cast<unsigned>(launch.blocks)),
-                       dim3(static_cast<unsigned>(launch.threads)), arguments,
-                       launch.shared_bytes, static_cast<cudaStream_t>(launch.stream));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(launch.stream);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  if (launch.early) {
+    config.attrs = &early;
+    config.numAttrs = 1;
+  }
+  const cudaError_t error = cudaLaunchKernelExC(&config, launch.function, arguments);
   return error == cudaSuccess || fail("launch", error, why);
-}
-
-bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why) {
-  const Current current(device);
-  if (current.error() != cudaSuccess) return fail("device", current.error(), why);
-  const cudaError_t error = cudaMemsetAsync(block, 0, bytes, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess || fail("clearing memory", error, why);
 }
 
 bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {

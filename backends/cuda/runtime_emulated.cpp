@@ -61,6 +61,12 @@ bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes
   return !fail(emulated_faults().fail_prepare, "the kernel's code", why);
 }
 
+// Said so that such launches are made here too; work is done when the call before returns.
+bool runtime_starts_early(int32_t device, const void *function) {
+  (void)device;
+  return function != nullptr;
+}
+
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   using Kernel = void (*)(const void *);
   (void)device;
@@ -71,15 +77,6 @@ bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   memcpy(&kernel, &launch.function, sizeof kernel);
   return gpu::emulate(kernel, launch.args, launch.blocks, launch.threads, kWave,
                       launch.shared_bytes, why->text, sizeof why->text);
-}
-
-bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why) {
-  (void)device;
-  (void)stream;
-  if (fail(emulated_faults().fail_zero, "clearing memory", why)) return false;
-  emulated_faults().zeroed += static_cast<int64_t>(bytes);
-  memset(block, 0, bytes);
-  return true;
 }
 
 bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {

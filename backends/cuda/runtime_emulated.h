@@ -16,13 +16,12 @@ namespace cuda {
 struct EmulatedFaults {
   std::atomic<int32_t> fail_prepare{0};  // 1: the next calls fail
   std::atomic<int32_t> fail_launch{0};
-  std::atomic<int32_t> fail_zero{0};
   std::atomic<int32_t> fail_allocate{0};
   std::atomic<int32_t> capturing{0};     // 1: every stream is being captured
   std::atomic<const void *> elsewhere{nullptr}; // this address is reported as `place` of `owner`
   std::atomic<Memory> place{Memory::kHost};
   std::atomic<int32_t> owner{0};
-  std::atomic<int64_t> launches{0}, zeroed{0}, allocated{0}, released{0};
+  std::atomic<int64_t> launches{0}, allocated{0}, released{0};
 };
 
 EmulatedFaults &emulated_faults();

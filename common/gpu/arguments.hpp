@@ -90,11 +90,14 @@ struct SplitArgs {
   int32_t row_tiles;   // tiles of group * seq_q rows
   int32_t splits;      // parts that the keys of a sequence are cut into
   int32_t chunks;      // column chunks of Dv
-  int64_t part_keys;   // keys of a part, from key 0 on; a multiple of the key tile. The last takes the rest
+  int64_t part_keys;   // keys of a part, from key 0 on; a multiple of the key tile. The last takes the rest.
+                       // 0: the key tiles that a row tile sees are shared out evenly
   float *part_o;       // [B, Hkv, row_tiles, splits, rows of a tile, Dv] results of parts, each over its own l
   float *part_lse;     // [B, Hkv, row_tiles, splits, rows of a tile] natural LSE; sink not in it
   float *part_max;     // the same shape: row maxima, natural; only if asked for
-  uint32_t *counters;  // [B, Hkv, row_tiles, chunks], zero before the launch
+  uint64_t *counters;  // [B, Hkv, row_tiles, chunks] parts that are done, see SplitCounter. Before the launch
+                       // anything that does not begin with the tag; 0 after it where parts were merged
+  uint64_t tag;        // of this launch and no other, 1 .. 2^40 - 1
 };
 
 // What backward needs of a query row besides the tensors; made by the preparing kernel.

@@ -152,10 +152,27 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomic_add(x, lo);
   atomic_add(x + 1, hi);
 }
-TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) {
-  return __hip_atomic_fetch_add(x, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+// Who sees what comes after sees what comes before.
+TSRI_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
+// Words that blocks of a launch share. Each access is whole; none is ordered with those of other words.
+TSRI_DEVICE void store_word(uint64_t *to, uint64_t x) {
+  __hip_atomic_store(to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-TSRI_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+TSRI_DEVICE uint64_t load_word(const uint64_t *from) {
+  return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Stores x where `expected` stands.
+TSRI_DEVICE void replace_word(uint64_t *at, uint64_t expected, uint64_t x) {
+  __hip_atomic_compare_exchange_strong(at, &expected, x, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                       __HIP_MEMORY_SCOPE_AGENT);
+}
+// Adds 1 and returns what was there.
+TSRI_DEVICE uint64_t increment_word(uint64_t *at) {
+  return __hip_atomic_fetch_add(at, uint64_t{1}, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Launches of a stream do not overlap here.
+TSRI_DEVICE void wait_for_earlier() {}
+TSRI_DEVICE void release_later() {}
 
 } // namespace gpu
 } // namespace tessera

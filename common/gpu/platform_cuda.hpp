@@ -136,8 +136,41 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomicAdd(x + 1, hi);
 #endif
 }
-TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return atomicAdd(x, 1u); }
-TSRI_DEVICE void fence_device() { __threadfence(); }
+// Who sees what comes after sees what comes before.
+TSRI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Words that blocks of a launch share. Each access is whole; none is ordered with those of other words.
+TSRI_DEVICE void store_word(uint64_t *to, uint64_t x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+TSRI_DEVICE uint64_t load_word(const uint64_t *from) {
+  uint64_t x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+// Stores x where `expected` stands.
+TSRI_DEVICE void replace_word(uint64_t *at, uint64_t expected, uint64_t x) {
+  atomicCAS(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(expected),
+            static_cast<unsigned long long>(x));
+}
+// Adds 1 and returns what was there.
+TSRI_DEVICE uint64_t increment_word(uint64_t *at) {
+  return atomicAdd(reinterpret_cast<unsigned long long *>(at), 1ull);
+}
+
+// Blocks may start before what precedes the launch in its stream is done (Launch::early). Waits for that,
+// every thread for itself; nothing of global memory may be read or written before. A block that never
+// waits would let its launch count as done too soon.
+TSRI_DEVICE void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets blocks of the next launch start in what room this one leaves.
+TSRI_DEVICE void release_later() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 } // namespace gpu
 } // namespace tessera

@@ -117,8 +117,15 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   x[0] += lo;
   x[1] += hi;
 }
-TSRI_DEVICE uint32_t atomic_increment(uint32_t *x) { return (*x)++; }
 TSRI_DEVICE void fence_device() {}
+TSRI_DEVICE void store_word(uint64_t *to, uint64_t x) { *to = x; }
+TSRI_DEVICE uint64_t load_word(const uint64_t *from) { return *from; }
+TSRI_DEVICE void replace_word(uint64_t *at, uint64_t expected, uint64_t x) {
+  if (*at == expected) *at = x;
+}
+TSRI_DEVICE uint64_t increment_word(uint64_t *at) { return (*at)++; }
+TSRI_DEVICE void wait_for_earlier() {}
+TSRI_DEVICE void release_later() {}
 
 } // namespace gpu
 } // namespace tessera

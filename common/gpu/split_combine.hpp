@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The end of a split block: the states of its waves, which saw different keys, become one; the result is
-// the output of a sequence that only this part sees, or a partial result. The block that arrives last
+// the output of a sequence that only this part sees, or a partial result. The block that ends last
 // merges the partial results of a row tile in the order of parts (so it does not matter which block that
 // is). A merge of one part is the part itself, to the bit: how far a sequence is padded with keys that
 // are not there changes nothing.
@@ -15,13 +15,13 @@
 namespace tessera {
 namespace gpu {
 
-// Shared by the threads of a block while it ends. l: the sum over all waves.
+// Shared by the threads of a block while it ends. wave_l: measured from the maximum of all waves.
 template <int kRows, int kWaves, int kThreads>
 struct SplitTotals {
   float wave_m[kWaves][kRows], wave_l[kWaves][kRows];
-  float lse[kRows], max[kRows], inverse[kRows];
+  float lse[kRows]; // largest of all parts
   float largest[kThreads];
-  uint32_t arrived;
+  uint32_t last;
 };
 
 // Four columns of a row: what a thread merges and stores at a time.
@@ -36,7 +36,7 @@ struct SplitEnd {
   static constexpr int kPitch = kDv + 8; // floats of a row of sums: neighbouring rows in other banks
   static constexpr uint32_t kSumBytes = kWaves * kRows * kPitch * 4;
   static constexpr int kQuads = kDv / 4;
-  static constexpr int kBatch = 8; // parts whose loads are under way together
+  static constexpr int kBatch = 16; // parts whose loads are under way together
   using Totals = SplitTotals<kRows, kWaves, kThreads>;
 
   struct Place { // where results go
@@ -52,26 +52,25 @@ struct SplitEnd {
     return sums + static_cast<uint32_t>(((wave * kRows + row) * kPitch + column) * 4);
   }
 
-  // Joins the waves' states: sums of each wave measured from the common maximum, and the numbers of the
-  // rows. natural, unit: what makes a score natural, and base two. Barriers inside; the memory at
-  // `sums` is free once all threads are here.
+  // Joins the waves' states: sums of each wave measured from the common maximum. natural, unit: what makes a
+  // score natural, and base two. Barriers inside; the memory at `sums` is free once all threads are here.
   template <class State>
-  TSRI_DEVICE_MEMBER void join_waves(const Place &at, const State &state, float natural, float unit) {
+  TSRI_DEVICE_MEMBER void join_waves(const Place &at, const State &state, float unit) {
     Totals &t = at.totals;
     const int wave = wave_index(U::kWave);
+    float l[U::kRows];
     TSRI_UNROLL
     for (int slot = 0; slot < U::kRows; ++slot) {
-      const float l = U::sum_con(state.l[slot]);
-      if (U::leads_row()) {
-        t.wave_m[wave][U::free_of(slot)] = state.m[slot];
-        t.wave_l[wave][U::free_of(slot)] = l;
-      }
+      l[slot] = U::sum_con(state.l[slot]);
+      if (U::leads_row()) t.wave_m[wave][U::free_of(slot)] = state.m[slot];
     }
     sync_block();
     TSRI_UNROLL
     for (int slot = 0; slot < U::kRows; ++slot) {
       const int row = U::free_of(slot);
+      if (row < at.work.first || row >= at.work.last) continue; // nobody reads them
       const float factor = wave_factor(state.m[slot], joined_max(t, row), unit);
+      if (U::leads_row()) t.wave_l[wave][row] = Softmax::rescale(l[slot], factor);
       TSRI_UNROLL
       for (int o = 0; o < kDv / U::kCon; ++o)
         TSRI_UNROLL
@@ -81,21 +80,25 @@ struct SplitEnd {
                 Pair{Softmax::rescale(state.out[0][o].x[e], factor),
                      Softmax::rescale(state.out[0][o].x[e + 1], factor)};
     }
-    if (thread_index() < kRows) {
-      const int row = thread_index();
-      const float m = joined_max(t, row);
-      float l = Softmax::start_sum();
-      TSRI_UNROLL
-      for (int w = 0; w < kWaves; ++w)
-        l = Softmax::new_sum(t.wave_l[w][row], wave_factor(t.wave_m[w][row], m, unit), l);
-      // Rows in padding were computed beside the others.
-      const bool used = row >= at.work.first && row < at.work.last;
-      t.lse[row] = used ? Softmax::log_sum_exp_in(natural, m, l) : -infinity();
-      t.inverse[row] = Softmax::inverse_sum(l);
-      // m has dropped a NaN, l has not: it is NaN after a NaN or a +inf score.
-      t.max[row] = !used ? -infinity() : l != l && m != infinity() ? l : m * natural;
-    }
     sync_block();
+  }
+
+  TSRI_DEVICE_MEMBER float joined_sum(const Totals &t, int row) {
+    float l = Softmax::start_sum();
+    TSRI_UNROLL
+    for (int w = 0; w < kWaves; ++w) l += t.wave_l[w][row];
+    return l;
+  }
+
+  // LSE and maximum of a row of the block. Rows in padding were computed beside the others.
+  struct RowNumbers {
+    float lse, max;
+  };
+  TSRI_DEVICE_MEMBER RowNumbers row_numbers(const Place &at, int row, float natural) {
+    if (row < at.work.first || row >= at.work.last) return RowNumbers{-infinity(), -infinity()};
+    const float m = joined_max(at.totals, row), l = joined_sum(at.totals, row);
+    // m has dropped a NaN, l has not: it is NaN after a NaN or a +inf score.
+    return RowNumbers{Softmax::log_sum_exp_in(natural, m, l), l != l && m != infinity() ? l : m * natural};
   }
 
   TSRI_DEVICE_MEMBER float joined_max(const Totals &t, int row) {
@@ -113,6 +116,7 @@ struct SplitEnd {
   // Four columns of this block's result, divided. Never -0, which a merge would not keep.
   TSRI_DEVICE_MEMBER Quad own_quad(const Place &at, int row, int column) {
     Quad q = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    const float inverse = Softmax::inverse_sum(joined_sum(at.totals, row));
     TSRI_UNROLL
     for (int w = 0; w < kWaves; ++w) {
       const Quad x = shared_quad(sum_at(at.sums, w, row, column));
@@ -120,7 +124,7 @@ struct SplitEnd {
       for (int e = 0; e < 4; ++e) q.x[e] += x.x[e];
     }
     TSRI_UNROLL
-    for (int e = 0; e < 4; ++e) q.x[e] = multiply_add(q.x[e], at.totals.inverse[row], 0.0f);
+    for (int e = 0; e < 4; ++e) q.x[e] = multiply_add(q.x[e], inverse, 0.0f);
     return q;
   }
 
@@ -200,14 +204,14 @@ struct SplitEnd {
   }
 
   // The result of a block that saw all keys there are to see.
-  TSRI_DEVICE_MEMBER void store_whole(const Place &at) {
+  TSRI_DEVICE_MEMBER void store_whole(const Place &at, float natural) {
     const int columns = static_cast<int>(at.args.call.p.dim_v), first = at.work.chunk * kDv;
     TSRI_NO_UNROLL
     for (int i = thread_index(); i < at.work.rows * kQuads; i += kThreads) {
       const int row = i / kQuads, column = i % kQuads * 4;
       if (first + column >= columns) continue;
-      finish_quad(at, row, first + column, own_quad(at, row, column), at.totals.lse[row],
-                  at.totals.max[row]);
+      const RowNumbers numbers = row_numbers(at, row, natural);
+      finish_quad(at, row, first + column, own_quad(at, row, column), numbers.lse, numbers.max);
     }
   }
 
@@ -216,7 +220,7 @@ struct SplitEnd {
     return (at.work.unit * at.args.splits + part) * kRows + row;
   }
 
-  TSRI_DEVICE_MEMBER void store_part(const Place &at) {
+  TSRI_DEVICE_MEMBER void store_part(const Place &at, float natural) {
     const SplitArgs &args = at.args;
     const int64_t columns = args.call.p.dim_v;
     const int first = at.work.chunk * kDv;
@@ -228,45 +232,77 @@ struct SplitEnd {
         store_quad(args.part_o + part_row(at, at.work.part, row) * columns + first + column, left,
                    columns % 4 == 0, own_quad(at, row, column));
     }
-    const int row = thread_index();
-    if (row < kRows) {
-      args.part_lse[part_row(at, at.work.part, row)] = at.totals.lse[row];
-      if (kAny && args.part_max) args.part_max[part_row(at, at.work.part, row)] = at.totals.max[row];
+    const int row = thread_index() - (kThreads - kRows); // by the last wave, which may have no columns
+    if (row >= 0) {
+      const RowNumbers numbers = row_numbers(at, row, natural);
+      args.part_lse[part_row(at, at.work.part, row)] = numbers.lse;
+      if (kAny && args.part_max) args.part_max[part_row(at, at.work.part, row)] = numbers.max;
     }
+  }
+
+  // Parts of a unit and chunk that are done, in the low 24 bits under the tag of the launch. Memory holds
+  // anything before: each block makes sure of the tag when it begins, while its tiles are on their way, and
+  // the last to end leaves 0, so that a recorded launch can run again. Nothing has to be cleared before.
+  static constexpr int kCountBits = 24;
+
+  TSRI_DEVICE_MEMBER uint64_t *counter_of(const SplitArgs &args, const SplitWork &work) {
+    return args.counters + work.unit * args.chunks + work.chunk;
+  }
+  // By the thread that ends_last counts with. value: what was read there before. Where it has changed since,
+  // another block has begun the count.
+  TSRI_DEVICE_MEMBER void begin_count(const SplitArgs &args, const SplitWork &work, uint64_t value) {
+    if (value >> kCountBits != args.tag)
+      replace_word(counter_of(args, work), value, args.tag << kCountBits);
   }
 
   // Whether this block is the last of its unit and chunk to have stored its part. Barriers inside.
-  TSRI_DEVICE_MEMBER bool arrives_last(const Place &at) {
+  TSRI_DEVICE_MEMBER bool ends_last(const Place &at) {
     fence_device();
     sync_block();
     if (thread_index() == 0) {
-      const int64_t counter = at.work.unit * at.args.chunks + at.work.chunk;
-      at.totals.arrived = atomic_increment(at.args.counters + counter);
+      const uint64_t before = increment_word(counter_of(at.args, at.work));
+      at.totals.last = before + 1 == (at.args.tag << kCountBits) + static_cast<uint32_t>(at.work.live);
     }
     sync_block();
-    if (at.totals.arrived + 1 != static_cast<uint32_t>(at.work.live)) return false;
+    if (!at.totals.last) return false;
     fence_device();
+    if (thread_index() == 0) store_word(counter_of(at.args, at.work), 0); // after the fence, which would wait
     return true;
   }
 
-  // Largest LSE of every row over all parts.
-  TSRI_DEVICE_MEMBER void find_largest(const Place &at) {
+  // Whether there is room for a weight of every part and row at `sums`, once the block's own part is stored.
+  TSRI_DEVICE_MEMBER bool fits(const Place &at) {
+    return at.work.live <= static_cast<int32_t>(kSumBytes / (kRows * sizeof(float)));
+  }
+  TSRI_DEVICE_MEMBER float &weight_at(const Place &at, int32_t n, int row) {
+    return shared_at<float>(at.sums + static_cast<uint32_t>((n * kRows + row) * 4));
+  }
+
+  // Largest LSE of every row over all parts, and what each part weighs against it; -1: it is empty.
+  TSRI_DEVICE_MEMBER void find_weights(const Place &at) {
     constexpr int kLines = kThreads / kRows;
     const int row = thread_index() % kRows, line = thread_index() / kRows;
+    const bool keep = fits(at);
     float largest = -infinity();
     TSRI_NO_UNROLL
-    for (int32_t n = line; n < at.work.live; n += kLines)
-      largest = Softmax::new_max(
-          largest, at.args.part_lse[part_row(at, SplitWork::live_part(at.work, n), row)]);
+    for (int32_t n = line; n < at.work.live; n += kLines) {
+      const float lse = at.args.part_lse[part_row(at, SplitWork::live_part(at.work, n), row)];
+      if (keep) weight_at(at, n, row) = lse;
+      largest = Softmax::new_max(largest, lse);
+    }
     at.totals.largest[thread_index()] = largest;
     sync_block();
-    if (line == 0) {
-      TSRI_UNROLL
-      for (int n = 1; n < kLines; ++n)
-        largest = Softmax::new_max(largest, at.totals.largest[n * kRows + row]);
-      at.totals.lse[row] = largest;
-    }
+    TSRI_UNROLL
+    for (int n = 0; n < kLines; ++n) largest = Softmax::new_max(largest, at.totals.largest[n * kRows + row]);
+    if (line == 0) at.totals.lse[row] = largest;
+    TSRI_NO_UNROLL
+    for (int32_t n = line; keep && n < at.work.live; n += kLines)
+      weight_at(at, n, row) = weight_of(weight_at(at, n, row), largest);
     sync_block();
+  }
+
+  TSRI_DEVICE_MEMBER float weight_of(float lse, float largest) {
+    return lse == -infinity() ? -1.0f : Softmax::weight(lse, largest);
   }
 
   TSRI_DEVICE_MEMBER float merged_max(const Place &at, int row) {
@@ -280,39 +316,54 @@ struct SplitEnd {
     return max;
   }
 
-  // Merges all parts of a unit, for the columns of this chunk.
+  // Four columns, from `column` on, of a row of kBatch parts from the n-th on; the last of them again where
+  // there are not so many.
+  TSRI_DEVICE_MEMBER void load_batch(const Place &at, Quad (&x)[kBatch], int row, int column, int32_t n) {
+    const int columns = static_cast<int>(at.args.call.p.dim_v);
+    const float *from = at.args.part_o + part_row(at, 0, row) * columns + column;
+    TSRI_UNROLL
+    for (int k = 0; k < kBatch; ++k) {
+      const int64_t part = SplitWork::live_part(at.work, smaller(n + k, at.work.live - 1));
+      x[k] = load_quad(from + part * (kRows * columns), columns - column, columns % 4 == 0);
+    }
+  }
+
+  // Merges all parts of a unit, for the columns of this chunk. The first columns are on their way while the
+  // weights are found: every round trip to memory is time in which nothing else happens.
   TSRI_DEVICE_MEMBER void combine(const Place &at) {
-    const SplitArgs &args = at.args;
-    const int columns = static_cast<int>(args.call.p.dim_v), first = at.work.chunk * kDv;
-    const bool vector = columns % 4 == 0;
-    find_largest(at);
+    const int columns = static_cast<int>(at.args.call.p.dim_v), first = at.work.chunk * kDv;
+    const int items = at.work.rows * kQuads;
+    const bool keeps = fits(at);
+    Quad x[kBatch];
+    const auto seen = [&at, first, columns](int i) { // whether there is anything to load for an item
+      const int row = i / kQuads;
+      return row >= at.work.first && row < at.work.last && first + i % kQuads * 4 < columns;
+    };
+    if (seen(thread_index()))
+      load_batch(at, x, thread_index() / kQuads, first + thread_index() % kQuads * 4, 0);
+    find_weights(at);
     TSRI_NO_UNROLL
-    for (int i = thread_index(); i < at.work.rows * kQuads; i += kThreads) {
-      const int row = i / kQuads, column = first + i % kQuads * 4, left = columns - column;
-      if (left <= 0) continue;
-      const bool used = row >= at.work.first && row < at.work.last;
+    for (int i = thread_index(); i < items; i += kThreads) {
+      const int row = i / kQuads, column = first + i % kQuads * 4;
+      if (column >= columns) continue;
+      const bool used = seen(i);
       const float largest = used ? at.totals.lse[row] : -infinity();
       Quad sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
       float weights = Softmax::start_sum();
       TSRI_NO_UNROLL
       for (int32_t n0 = 0; used && n0 < at.work.live; n0 += kBatch) {
-        Quad x[kBatch];
-        float lse[kBatch];
+        if (i != thread_index() || n0 > 0) load_batch(at, x, row, column, n0);
         TSRI_UNROLL
-        for (int n = 0; n < kBatch; ++n) {
-          const int32_t last = smaller(n0 + n, at.work.live - 1);
-          const int64_t from = part_row(at, SplitWork::live_part(at.work, last), row);
-          lse[n] = n0 + n < at.work.live ? args.part_lse[from] : -infinity();
-          x[n] = load_quad(args.part_o + from * columns + column, left, vector);
-        }
-        TSRI_UNROLL
-        for (int n = 0; n < kBatch; ++n) {
-          // An empty part adds nothing, whatever its columns hold.
-          if (lse[n] == -infinity()) continue;
-          const float weight = Softmax::weight(lse[n], largest);
+        for (int k = 0; k < kBatch; ++k) {
+          const int32_t n = n0 + k;
+          if (n >= at.work.live) break;
+          const float weight =
+              keeps ? weight_at(at, n, row)
+                    : weight_of(at.args.part_lse[part_row(at, SplitWork::live_part(at.work, n), row)], largest);
+          if (weight < 0.0f) continue; // an empty part adds nothing, whatever its columns hold
           weights += weight;
           TSRI_UNROLL
-          for (int e = 0; e < 4; ++e) sum.x[e] = multiply_add(weight, x[n].x[e], sum.x[e]);
+          for (int e = 0; e < 4; ++e) sum.x[e] = multiply_add(weight, x[k].x[e], sum.x[e]);
         }
       }
       const float inverse = Softmax::inverse_sum(weights);

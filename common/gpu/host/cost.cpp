@@ -14,14 +14,22 @@ namespace TSRI_GPU_BACKEND {
 namespace {
 
 constexpr double kLaunchSeconds = 3e-6;
-constexpr double kZeroSeconds = 2e-6;     // clearing the counters of a split row
 constexpr double kBlockCycles = 2500;     // start and end of a block, without what it loads and stores
-constexpr double kMergeCycles = 2500;     // last block of a unit: fence, counter, first loads
+constexpr double kMergeCycles = 4500;     // last block of a unit: fence, counter, loads, stores
+constexpr double kMergePartCycles = 40;   // and for every part
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
 constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
 constexpr double kFillBytes = 40;         // per cycle, from L2 into shared memory
 constexpr double kOneStageCycles = 1200;  // of latency per tile
+constexpr double kStreamFraction = 0.94;  // of the memory's bandwidth, when blocks only stream keys,
+constexpr double kStreamReach = 1.65;     // of which a multiprocessor alone can take so many even shares,
+constexpr double kStreamFirst = 0.58;     // and many this much
+constexpr double kStreamRest = 0.44;      // and their share of this much, up to all of it
+constexpr double kUnevenStart = 0.3;      // blocks that all start at once are not shared out by need
+constexpr double kStreamCycles = 1300;    // of a key tile in a split block, whatever its size,
+constexpr double kStreamBytes = 56;       // and bytes per cycle of it
+constexpr double kRestartSeconds = 2e-6;  // until the next block of a multiprocessor has its first keys
 constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest for a few FMA
 // Rows of the copy engine, by what one H200 measured of them (docs/performance.md).
 constexpr double kEngineProducts = 1.09;  // of the time of products at their peak,
@@ -162,33 +170,89 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   return fmax(cycles / facts.clock, bytes) + kLaunchSeconds;
 }
 
+namespace {
+
+// Blocks of a split row on the multiprocessors, in so many rounds: `high` on `busy` of them, `low` on the
+// others.
+struct Spread {
+  double rounds, low, high, busy;
+};
+
+Spread spread_blocks(double blocks, double processors, double resident) {
+  const double slots = processors * resident, full = floor(blocks / slots), rest = blocks - full * slots;
+  Spread s = {fmax(1, ceil_div(blocks, slots)), full * resident, full * resident, 0};
+  if (rest == 0) return s;
+  if (full == 0) { // the first ones go where nothing is yet
+    s.low = floor(rest / processors);
+    s.high = s.low + 1;
+    s.busy = rest - s.low * processors;
+    if (s.busy == 0) s.high = s.low;
+  } else { // later ones where blocks end, and those of a multiprocessor end together
+    s.high = s.low + resident;
+    s.busy = ceil_div(rest, resident);
+  }
+  return s;
+}
+
+// Split rows wait for memory: all multiprocessors together take its bandwidth, and one alone a little more
+// than its share, so what counts is that none is idle at the end.
+double split_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
+                     const Visits &visits, const Cut &cut) {
+  double parts = fmax(1, fmin(cut.splits, visits.mean)); // that have keys,
+  double tiles = ceil_div(visits.mean, parts);           // and key tiles of the longest
+  if (cut.part_keys > 0) {
+    const double each = static_cast<double>(cut.part_keys) / row.tile_k;
+    parts = fmin(cut.splits, fmax(1, ceil_div(visits.mean, each)));
+    tiles = fmin(each, visits.mean);
+  }
+  const double blocks = static_cast<double>(cut.blocks) / cut.splits * parts;
+  const double processors = static_cast<double>(facts.processors);
+  const double most = resident(facts, row.entry[kEntryMain]);
+  const Spread spread = spread_blocks(blocks, processors, most);
+  const double all_tiles = fmax(blocks * tiles, 1);
+  const double bytes = cost_bytes(facts, row, problem, visits, cut) / all_tiles; // from memory, of a tile
+  const double band = facts.bandwidth * kStreamFraction;
+  const double latency = kStreamCycles + row.tile_k * static_cast<double>(row.dim_qk + row.dim_v) *
+                                             tsri_dtype_bytes(row.dtype) / kStreamBytes;
+  const auto tile_seconds = [&](double together, double active) {
+    together = fmax(1, fmin(together, most));
+    const double busy = fmax(tile_cycles(facts, row, together), latency / together) / facts.clock;
+    const double share = active / processors;
+    const double reached = fmin(1, fmin(kStreamReach * share, kStreamFirst + kStreamRest * share));
+    return fmax(busy, active > 0 ? bytes * active / (band * reached) : 0);
+  };
+  double seconds = kLaunchSeconds + block_cycles(row) / facts.clock;
+  seconds += spread.low * tiles * tile_seconds(spread.low, processors);
+  seconds += (spread.high - spread.low) * tiles * tile_seconds(spread.high, spread.busy) *
+             (spread.rounds == 1 && spread.low > 0 ? 1 + kUnevenStart * (1 - spread.busy / processors) : 1);
+  seconds += (spread.rounds - 1) * (kRestartSeconds + block_cycles(row) / facts.clock);
+  // Blocks that find no keys of theirs.
+  seconds += (static_cast<double>(cut.blocks) - blocks) / (processors * most) * kBlockCycles / 3 / facts.clock;
+  if (cut.splits > 1) seconds += (kMergeCycles + parts * kMergePartCycles) / facts.clock;
+  return seconds;
+}
+
+} // namespace
+
 double cost_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
                     const Visits &visits, const Cut &cut) {
   if (cut.blocks == 0) return 0;
+  if (cut.splits) return split_seconds(facts, row, problem, visits, cut);
   const double blocks = static_cast<double>(cut.blocks);
   const double each = ceil_div(blocks, facts.processors);
   const double together = fmin(each, resident(facts, row.entry[kEntryMain]));
   const double tile = tile_cycles(facts, row, together);
   const double fixed = block_cycles(row);
-  double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile, asking = blocks;
-  if (cut.splits) {
-    const double part = static_cast<double>(cut.part_keys) / row.tile_k;
-    const double busy = fmin(cut.splits, fmax(1, ceil_div(visits.mean, part)));
-    most = fixed + fmin(part, visits.mean) * tile;
-    asking *= busy / cut.splits;
-    mean = busy / cut.splits * most + (1 - busy / cut.splits) * kBlockCycles / 3;
-  }
+  const double mean = fixed + visits.mean * tile, most = fixed + visits.most * tile;
   // Every multiprocessor gets its share of blocks; the longest may come last.
   double cycles = fmax(blocks / facts.processors, 1) * mean + (each - blocks / facts.processors) * mean / each;
   if (each <= together) cycles = fmax(cycles, each * mean);
   cycles += most - mean;
   const double band = facts.bandwidth * kBandFraction *
-                      fmin(1, asking / (kBandBusy * static_cast<double>(facts.processors)));
+                      fmin(1, blocks / (kBandBusy * static_cast<double>(facts.processors)));
   double seconds =
       fmax(cycles / facts.clock, cost_bytes(facts, row, problem, visits, cut) / band);
   seconds += kLaunchSeconds;
-  if (cut.splits > 1)
-    seconds += kZeroSeconds + (kMergeCycles + cut.splits * static_cast<double>(problem.p.dim_v)) / facts.clock;
   return seconds;
 }
 

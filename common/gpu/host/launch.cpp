@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // See launch.h. Nothing here allocates, waits or reads device memory: a run is the filling of one struct
-// and a launch, preceded by the clearing of the counters for split rows.
+// and one launch.
 #include "common/gpu/host/launch.h"
 
 #include <string.h>
@@ -17,26 +17,33 @@ static_assert(sizeof(gpu::ForwardArgs) <= 4096, "kernel parameters that every de
 static_assert(sizeof(gpu::EngineForwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::SplitArgs) <= 4096, "kernel parameters that every device takes");
 
-// Counters come first: they are cleared before every run, as one block.
 struct SplitMemory {
-  uint32_t *counters;
-  size_t counter_bytes;
+  uint64_t *counters;
   float *part_o, *part_lse, *part_max;
 };
 
 SplitMemory take_split(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Cut &cut) {
-  SplitMemory m;
+  SplitMemory m = {};
+  if (cut.splits <= 1) return m; // nothing is merged
   const int64_t counters = tsri_mul_sat(cut.units, cut.chunks);
   const int64_t rows = tsri_mul_sat(tsri_mul_sat(cut.units, cut.splits), row.tile_q);
-  m.counter_bytes = static_cast<size_t>(counters) * sizeof(uint32_t);
-  m.counters = static_cast<uint32_t *>(tsri_workspace_take(ws, counters, sizeof(uint32_t)));
+  m.counters = static_cast<uint64_t *>(tsri_workspace_take(ws, counters, sizeof(uint64_t)));
   m.part_o = static_cast<float *>(
       tsri_workspace_take(ws, tsri_mul_sat(rows, p.dim_v), sizeof(float)));
   m.part_lse = static_cast<float *>(tsri_workspace_take(ws, rows, sizeof(float)));
-  m.part_max = nullptr;
   if (p.max_logit.dtype != TSR_DTYPE_NONE)
     m.part_max = static_cast<float *>(tsri_workspace_take(ws, rows, sizeof(float)));
   return m;
+}
+
+// 40 bits that no other launch of this process has, and that are no small number, which memory may hold by
+// accident. A recorded launch keeps its own.
+uint64_t next_tag() {
+  static uint64_t given = 0;
+  constexpr uint64_t kTags = uint64_t{1} << 40, kStep = 0x9e3779b97f; // odd: each of kTags numbers once
+  uint64_t tag = 0;
+  while (tag == 0) tag = __atomic_add_fetch(&given, 1, __ATOMIC_RELAXED) * kStep % kTags;
+  return tag;
 }
 
 } // namespace
@@ -60,7 +67,7 @@ int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut 
 bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
                      size_t args_size, void *stream, tsr_reason *why) {
   const Launch launch = {entry.function, blocks,    entry.threads, entry.shared_bytes,
-                         args,           args_size, stream};
+                         args,           args_size, stream,         false};
   return runtime_launch(plan.device, launch, why);
 }
 
@@ -121,9 +128,11 @@ bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr
     split.part_lse = memory.part_lse;
     split.part_max = memory.part_max;
     split.counters = memory.counters;
-    if (!runtime_zero(plan.device, memory.counters, memory.counter_bytes, args.stream, why))
-      return false;
-    return launch_entry(plan, kEntryMain, cut.blocks, &split, sizeof split, args.stream, why);
+    split.tag = next_tag();
+    const Entry &entry = plan.row->entry[kEntryMain];
+    const Launch launch = {entry.function, cut.blocks,   entry.threads, entry.shared_bytes,
+                           &split,         sizeof split, args.stream,   plan.early};
+    return runtime_launch(plan.device, launch, why);
   }
   if (plan.row->family == Family::kEngineForward) return launch_engine(plan, args, why);
   gpu::ForwardArgs forward;

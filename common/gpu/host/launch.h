@@ -19,6 +19,7 @@ struct Plan {
   const Row *row;
   const tsr_resolved *problem;
   int32_t device;
+  bool early; // kEntryMain is launched so that it may start early
   Choice choice;
 };
 

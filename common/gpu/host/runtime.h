@@ -28,6 +28,7 @@ struct Launch {
   const void *args;     // the argument struct
   size_t args_size;
   void *stream;
+  bool early;           // blocks may start while what precedes them in the stream runs: the function waits
 };
 
 // `device` is an ordinal.
@@ -35,8 +36,9 @@ bool runtime_probe(int32_t *devices, tsr_reason *why); // false: no driver or no
 bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why);
 // Prepares a device function on a device: its code is there, and it may use its shared memory.
 bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why);
+// Whether a prepared function's code on the device can wait for what precedes it, as Launch::early asks.
+bool runtime_starts_early(int32_t device, const void *function);
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why);
-bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why);
 // Encodes where the copy engine finds a tensor of 16-bit elements: boxes of `rows` rows and 64 columns, swizzled.
 // Extents and strides by column, row, head, batch; strides in bytes, the first of them not used.
 struct TensorBox {

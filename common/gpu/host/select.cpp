@@ -38,7 +38,8 @@ constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FE
                                   TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
 constexpr int64_t kMostRows = INT32_MAX - 4096;
-constexpr int64_t kMostSplits = 256;
+constexpr int64_t kMostSplits = 256;         // where their number is chosen,
+constexpr int64_t kMostParts = (1 << 24) - 1; // and what a counter of them holds
 constexpr int64_t kCanonicalRows = 4096;
 
 struct FeatureName {
@@ -231,10 +232,11 @@ bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, 
   return set_blocks(min64(blocks, 2 * pairs), cut, why);
 }
 
-// Parts of `part_keys` keys, a multiple of the key tile.
-bool cut_split_by(const tsr_resolved &problem, int64_t part_keys, Cut *cut, tsr_reason *why) {
-  const int64_t splits = max64(1, ceil_div(problem.p.seq_k, part_keys));
-  if (splits > kMostBlocks) return set_blocks(splits, cut, why);
+// Into parts of `part_keys` keys, a multiple of the key tile; 0: parts of what each row tile sees.
+bool cut_split_to(int64_t splits, int64_t part_keys, Cut *cut, tsr_reason *why) {
+  if (splits > kMostParts)
+    return refuse(why, "%lld parts of the keys of a sequence; kernels here take up to %lld",
+                  static_cast<long long>(splits), static_cast<long long>(kMostParts));
   cut->part_keys = part_keys;
   cut->splits = static_cast<int32_t>(splits);
   return set_blocks(tsri_mul_sat(tsri_mul_sat(cut->units, cut->chunks), splits), cut, why);
@@ -250,22 +252,21 @@ bool cut_split(const DeviceFacts &facts, const Row &row, const tsr_resolved &pro
   cut->row_tiles = static_cast<int32_t>(row_tiles);
   cut->chunks = static_cast<int32_t>(ceil_div(p.dim_v, row.dim_v));
   cut->units = tsri_mul_sat(tsri_mul_sat(p.batch, p.heads_kv), row_tiles);
-  if (p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
-    return cut_split_by(problem, ceil_div(kFixedPartKeys, row.tile_k) * row.tile_k, cut, why);
-  const int64_t key_tiles = max64(1, ceil_div(p.seq_k, row.tile_k));
+  if (p.determinism == TSR_DETERMINISM_BATCH_INVARIANT) {
+    const int64_t part_keys = ceil_div(kFixedPartKeys, row.tile_k) * row.tile_k;
+    return cut_split_to(max64(1, ceil_div(p.seq_k, part_keys)), part_keys, cut, why);
+  }
+  const int64_t most = min64(max64(1, ceil_div(p.seq_k, row.tile_k)), kMostSplits);
   double best = INFINITY;
-  int64_t best_keys = key_tiles * row.tile_k, last = 0;
-  // Visible keys of a narrow window lie in few of the parts, so there may be many.
-  for (int64_t n = 1; n <= min64(key_tiles, kMostSplits); n += max64(1, n / 6)) {
-    const int64_t keys = ceil_div(key_tiles, n) * row.tile_k;
+  int64_t best_splits = 1;
+  for (int64_t n = 1; n <= most; ++n) {
     Cut candidate = *cut;
     tsr_reason ignored;
-    if (keys == last || !cut_split_by(problem, keys, &candidate, &ignored)) continue;
-    last = keys;
+    if (!cut_split_to(n, 0, &candidate, &ignored)) break;
     const double seconds = cost_seconds(facts, row, problem, visits, candidate);
-    if (seconds < best) best = seconds, best_keys = keys;
+    if (seconds < best) best = seconds, best_splits = n;
   }
-  return cut_split_by(problem, best_keys, cut, why);
+  return cut_split_to(best_splits, 0, cut, why);
 }
 
 // The same rules on sequences of a fixed size: what ranks rows where neither the batch nor padding may.
