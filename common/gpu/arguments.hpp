@@ -117,7 +117,7 @@ struct BackwardArgs {
   float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
   int32_t dq_columns; // columns that a block makes: the row's kChunkQk
   int32_t dq_chunks;  // ceil(Dqk / dq_columns)
-  float lse_unit;     // log2(e): LSE is kept in base two, for rows of interval masks. 1: natural
+  float lse_unit;     // log2(e): LSE is kept in base two. 1: natural, see Weighs in gradient.hpp
   int32_t stats_always; // BackwardStats leaves no tile of rows out
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;

@@ -129,8 +129,8 @@ struct Backward {
             if (U::con_element(other) != U::con_element(e)) continue;
             const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
-            differentiate_one<kAny, kEdge>(x, y, stat, weight, unit, prefix, i0 + q, j, shared.terms,
-                                           args.call.keep_scale);
+            differentiate_one<kAny, kEdge, Weighs<E, kAny>::value>(
+                x, y, stat, weight, unit, prefix, i0 + q, j, shared.terms, args.call.keep_scale);
           }
       }
   }
@@ -387,7 +387,7 @@ struct Backward {
     const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
-    const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny
+    const float unit = args.call.p.scale * Weighs<E, kAny>::base; // not of kAny
     const int32_t j0 = key0 + key_row(), j1 = j0 + kFree * U::kFree;
     TSRI_NO_UNROLL // unrolled, the groups' loads move together and registers run out
     for (int group = 0; group < kCon / kGroup; ++group) {

@@ -120,7 +120,7 @@ struct QueryTiles {
     if (first >= last) return false;
     const int tile_class = stats_class(kStats, first, last, prefix, key0, key0 + kTileK);
     if (tile_class == TSRI_TILE_SKIP) return false;
-    const float unit = args.call.p.scale * static_cast<float>(TSRI_LOG2E); // not of kAny
+    const float unit = args.call.p.scale * Weighs<E, kAny>::base; // not of kAny
     Scores s;
     multiply<kDqk / U::kStep, TileQ, TileK>(s, kQ, kK);
     multiply<kDv / U::kStep, TileO, TileV>(ds, kO, kV);
@@ -147,7 +147,7 @@ struct QueryTiles {
         TSRI_UNROLL
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows)
-            differentiate_one<kAny, kEdge, kOfBias>(
+            differentiate_one<kAny, kEdge, Weighs<E, kAny>::value, kOfBias>(
                 s[f][c].x[e], ds[f][c].x[e], stat, weight, unit, prefix, i0 + row,
                 key0 + c * U::kCon + U::con_lane() + U::con_element(e), shared.terms,
                 args.call.keep_scale);

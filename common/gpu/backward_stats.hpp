@@ -23,6 +23,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
   static constexpr int kThreads = Base::kThreads, kFree = Base::kFree, kCon = Base::kCon;
   static constexpr int kRows = kFree * U::kRows; // of a lane
+  using Natural = Weighs<typename U::Element, kAny>;
   static constexpr uint32_t kSharedBytes = Base::kSharedBytes;
   // LSE beyond this makes p inexact in 16 bits: its rounding is a relative error of p.
   static constexpr float kLargeLse = 256.0f;
@@ -110,7 +111,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   TSRI_DEVICE_MEMBER void add_tile(const Args &args, const Shared &shared, State (&state)[kRows],
                                    int32_t i0, int32_t key0) {
     const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
-    const float unit = kAny ? 1.0f : args.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const float unit = args.call.p.scale * Natural::base; // not of kAny
     const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
     const int first = larger(Base::wave_row(), -i0);
     const int last = smaller(sq - i0, Base::wave_row() + kFree * U::kFree);
@@ -141,7 +142,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
         }
       most = U::max_con(most);
       const float zero = most == -infinity() ? 0.0f : most;
-      const float base = kAny ? static_cast<float>(TSRI_LOG2E) : 1.0f;
+      const float base = Natural::value ? static_cast<float>(TSRI_LOG2E) : 1.0f;
       const float shrink = exp2_of((state[r].max - zero) * base);
       Sum::scale(state[r].sum, shrink);
       Sum::scale(state[r].delta, shrink);
@@ -175,7 +176,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   TSRI_DEVICE_MEMBER void finish(const Args &args, const Shared &shared, State (&state)[kRows],
                                  uint32_t h, int32_t i0) {
     const tsr_problem &p = args.call.p;
-    const float base = kAny ? static_cast<float>(TSRI_LOG2E) : 1.0f;
+    const float base = Natural::value ? static_cast<float>(TSRI_LOG2E) : 1.0f;
     TSRI_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const int row = Base::wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);

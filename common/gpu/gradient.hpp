@@ -44,9 +44,11 @@ TSRI_DEVICE int stats_class(uint32_t stats, int r0, int r1, int32_t prefix, int3
 
 // Rows whose p is 2^(score - maximum) times a weight, and not 2^(score - LSE): the rounding of an LSE is an
 // error that all keys of a row share, and next to a score of -65504 it loses ln 2.
+// There scores are natural: base two would round them once more.
 template <class E, bool kAny>
 struct Weighs {
   static constexpr bool value = kAny || DtypeOf<E>::value == TSR_DTYPE_F32;
+  static constexpr float base = value ? 1.0f : static_cast<float>(TSRI_LOG2E); // times a natural score
 };
 
 // The weight of query i of `length` used ones, of which the first is row `first` of stats.
@@ -64,10 +66,10 @@ TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
 }
 
 // x: dot -> p for dV (with dropout, before 1 / (1 - p_drop)); y: dP -> gradient of scale * dot, or of the
-// score after softcap, which is that of the bias. unit: of the score in base two (not kAny).
+// score after softcap, which is that of the bias. unit: of the score (not kAny), in base two or, kWeighs, natural.
 // weight: 1, or that of the row.
 // kEdge: the interval rule cuts into the tile (kAny always looks).
-template <bool kAny, bool kEdge, bool kOfBias = false>
+template <bool kAny, bool kEdge, bool kWeighs, bool kOfBias = false>
 TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, float weight, float unit,
                                    int32_t prefix, int32_t i, int32_t j, const ScoreTerms &terms,
                                    float keep_scale) {
@@ -87,7 +89,8 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
     y = p * (dp - stat.delta) * (kOfBias ? 1.0f : softcap_slope(terms, dot));
     return;
   }
-  const float p = weight * Softmax::prob_ready(unit, x, stat.lse);
+  const float p = kWeighs ? weight * exp2_of((x * unit - stat.lse) * static_cast<float>(TSRI_LOG2E))
+                          : Softmax::prob_ready(unit, x, stat.lse);
   const bool allowed = !kEdge || stat_allows(stat, prefix, j);
   x = allowed ? p : 0.0f;
   y = allowed ? p * (y - stat.delta) : 0.0f;

@@ -79,16 +79,19 @@ bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason
 struct Shares {
   void *dout;
   gpu::RowStat *stats;
-  float *weight; // of rows as in Weighs of gradient.hpp
+  float *weight; // of rows that have weights
   float *dq_sum;
 };
+
+// The rows of Weighs in gradient.hpp.
+bool has_weights(const Row &row) { return row.any || row.dtype == TSR_DTYPE_F32; }
 
 Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   Shares m = {};
   if (cut.converts)
     m.dout = tsri_workspace_take(ws, tsri_mul_sat(cut.rows, p.dim_v), sizeof(uint16_t));
   m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
-  if (row.any || row.dtype == TSR_DTYPE_F32)
+  if (has_weights(row))
     m.weight = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(
@@ -200,7 +203,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   steps.args.dq_sum = shares.dq_sum;
   steps.args.dq_columns = cut.dq_columns;
   steps.args.dq_chunks = cut.dq_chunks;
-  steps.args.lse_unit = plan.row->any ? 1.0f : static_cast<float>(TSRI_LOG2E);
+  steps.args.lse_unit = has_weights(*plan.row) ? 1.0f : static_cast<float>(TSRI_LOG2E);
   steps.args.stats_always = cut.stats_always;
   steps.args.bias_tiles_q = cut.bias_tiles_q;
   steps.args.bias_tiles_k = cut.bias_tiles_k;
