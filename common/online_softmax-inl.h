@@ -92,10 +92,6 @@ struct OnlineSoftmax {
   // Call 3: an accumulator after the maximum moved.
   static TSRI_FORCE_INLINE V rescale(V acc, V alpha) { return P::mul(acc, alpha); }
 
-  // A sink logit (base two) joins the denominator. Call once per row, after the last tile, before
-  // finish, with m raised first: m' = new_max(m, sink); acc and l rescaled; then this is l'.
-  static TSRI_FORCE_INLINE V add_sink(V l, V sink, V ref) { return P::add(l, prob(sink, ref)); }
-
   // Call 4: 1 / l, or 0 for an empty row, so that O = acc * inverse.
   static TSRI_FORCE_INLINE V inverse_sum(V l) {
     return P::select_eq(l, P::set(0.0f), P::set(0.0f), P::div(P::set(1.0f), l));
@@ -118,16 +114,30 @@ struct OnlineSoftmax {
   // Merge of partial results given by their natural LSE: weight of a part against the largest LSE.
   // A part equal to the largest weighs exactly 1, an empty one exactly 0, so that merging with empty
   // parts changes nothing.
-  // The factor log2 e comes in two parts: far below the largest, where a large sink puts every key,
-  // the rounding of one product would be an error of |lse - largest| / 2 units of the result.
+  // The factor log2 e comes in two parts, and what the difference lost is added: far below the largest,
+  // where a large sink puts every key, the rounding of either would be an error of |lse - largest| / 2
+  // units of the result.
   static TSRI_FORCE_INLINE V weight(V lse, V largest) {
-    const V zero = P::set(0.0f), x = P::sub(lse, reference(largest));
+    const V zero = P::set(0.0f), ref = reference(largest), x = P::sub(lse, ref);
+    const V back = P::sub(x, lse);
+    const V lost = P::sub(P::sub(lse, P::sub(x, back)), P::add(ref, back));
     const V factor = P::set(1.44269502162933349609f);
     const V y = P::mul(x, factor);
-    const V rest = P::mul_add(x, P::set(1.92596299112661746887e-8f),
-                              P::mul_add(x, factor, P::sub(zero, y)));
+    const V rest = P::mul_add(lost, factor,
+                              P::mul_add(x, P::set(1.92596299112661746887e-8f),
+                                         P::mul_add(x, factor, P::sub(zero, y))));
     const V e = P::exp2(y);
     return P::select_eq(e, zero, zero, P::mul_add(e, P::mul(rest, P::set(0.693147180559945309f)), e));
+  }
+
+  // A sink logit joins the denominator of a finished row instead of call 4. m: what the scores were measured
+  // from, and the sink, both natural: far below the sink an exponent in base two would have been rounded
+  // twice, and the lowest finite score has none. Returns the factor that makes O of acc.
+  static TSRI_FORCE_INLINE V join_sink(V m, V l, V sink, V *lse) {
+    const V top = new_max(m, sink), keys = weight(m, top);
+    const V total = new_sum(l, keys, weight(sink, top));
+    *lse = merged_lse(top, total);
+    return P::mul(keys, inverse_sum(total));
   }
 
   // LSE of the merged result from the largest LSE and the sum of weights (0: all parts empty).

@@ -363,26 +363,13 @@ struct Forward {
     const tsr_problem &p = call.p;
     const float natural = kAny ? 1.0f : p.scale; // of a score's unit
     float l = U::sum_con(lane_sum);
-    RowEnd end;
-    end.writes = used && l != 0.0f; // 0: no key was allowed
-    end.lse = Softmax::log_sum_exp_in(natural, m, l);
-    end.factor = 1.0f;
-    if (p.sink) {
-      const float sink = call.a.sink[h] * static_cast<float>(TSRI_LOG2E);
-      const float m2 = m * unit;
-      const float m_new = Softmax::new_max(m2, sink);
-      const float ref = Softmax::reference(m_new);
-      end.factor = Softmax::correction(m2, ref);
-      l = Softmax::add_sink(l * end.factor, sink, ref);
-      end.lse = Softmax::log_sum_exp(m_new, l);
-    }
-    end.factor *= Softmax::inverse_sum(l);
+    // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
+    if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();
+    RowEnd end = {Softmax::inverse_sum(l), Softmax::log_sum_exp_in(natural, m, l),
+                  max_logit_of(m, l) * natural, used && l != 0.0f}; // 0: no key was allowed
+    if (p.sink) end.factor = Softmax::join_sink(m * natural, l, call.a.sink[h], &end.lse);
     if (p.dropout > 0) end.factor *= call.keep_scale;
-    if (!used) {
-      end.factor = 0.0f;
-      end.lse = -infinity();
-    }
-    end.max_logit = used ? max_logit_of(m, l) * natural : -infinity();
+    if (!used) end.lse = end.max_logit = -infinity();
     return end;
   }
 

@@ -52,12 +52,9 @@ struct State {
     l = Row::new_sum(l, alpha, sum);
     m = m_new;
   }
-  void sink(float logit) {
-    const float m_new = Row::new_max(m, logit), ref = Row::reference(m_new);
-    const float alpha = Row::correction(m, ref);
-    acc = Row::rescale(acc, alpha);
-    l = Row::add_sink(Scalar::mul(l, alpha), logit, ref);
-    m = m_new;
+  // Natural.
+  float o_with(float sink, float* with) const {
+    return acc * Row::join_sink(m == -kInf ? m : m / kLog2E, l, sink, with);
   }
   float o() const { return acc * Row::inverse_sum(l); }
   float lse() const { return Row::log_sum_exp(m, l); }
@@ -144,25 +141,34 @@ Test(online_softmax, sinks) {
   const float sinks[4] = {-kInf, -3, 1.5f, 40};
   for (float sink : sinks) {
     State state;
-    float s[4];
+    float s[4], with;
     double o, lse;
     for (int j = 0; j < 4; ++j) s[j] = natural[j] * kLog2E;
     state.fold(s, v, 4);
-    state.sink(sink * kLog2E);
     expected(natural, v, 4, static_cast<double>(sink), &o, &lse);
-    cr_assert_float_eq(static_cast<double>(state.o()), o, 1e-6);
-    cr_assert_float_eq(static_cast<double>(state.lse()), lse, 4e-6);
+    cr_assert_float_eq(static_cast<double>(state.o_with(sink, &with)), o, 5e-7 * o);
+    cr_assert_float_eq(static_cast<double>(with), lse, 4e-6);
   }
-  State empty;  // only a sink: O = 0, LSE = sink
-  empty.sink(1.25f * kLog2E);
-  cr_assert(empty.o() == 0);
-  cr_assert_float_eq(empty.lse(), 1.25f, 1e-6f);
+  float with;
+  const State empty;  // only a sink: O = 0, LSE = sink
+  cr_assert(empty.o_with(1.25f, &with) == 0 && with == 1.25f);
+  cr_assert(empty.o_with(-kInf, &with) == 0 && with == -kInf);
+  // Keys at the lowest finite score are keys; a NaN stays one.
+  float lse;
+  const float lowest = -3.4028234e38f;
+  cr_assert(Row::join_sink(lowest, 3, -kInf, &lse) == 1.0f / 3 && lse == lowest);
+  cr_assert(std::isnan(Row::join_sink(-kInf, NAN, 1, &lse)) && std::isnan(lse));
 }
 
 Test(online_softmax, merging) {
   // Weights against the largest: exactly 1 for it, exactly 0 for an empty part.
   cr_assert(Row::weight(3, 3) == 1 && Row::weight(-kInf, 3) == 0 && Row::weight(-kInf, -kInf) == 0);
   cr_assert_eq(Row::merged_lse(-kInf, 0), -kInf);
+  for (int n = 1; n < 60; ++n) { // far below the largest, too
+    const float largest = static_cast<float>(n) + 0.123f, lse = noise(static_cast<uint32_t>(n));
+    const double exact = std::exp(static_cast<double>(lse) - static_cast<double>(largest));
+    cr_assert_float_eq(static_cast<double>(Row::weight(lse, largest)), exact, 1.3e-7 * exact, "%d", n);
+  }
   cr_assert_eq(Row::merged_lse(3, 1), 3);
   cr_assert_float_eq(Row::merged_lse(3, 2), 3.6931472f, 1e-6f);
   // Parts of a row, merged, are the row.
