@@ -55,6 +55,14 @@ Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   expect_row(h200, p, "_any_");
   cr_expect(select(h200, p).refusals.find("k has rows that do not begin and end") !=
             std::string::npos);
+  // O alone: rows that write it 16 bytes at a time leave it to those with a second way.
+  p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  p.o.order = TSR_ORDER_STRIDED;
+  const int64_t gaps[4] = {4 * 128 * 67, 128 * 67, 67, 1};
+  std::memcpy(p.o.stride, gaps, sizeof gaps);
+  const Winner o = select(h200, p);
+  cr_expect(o.row && (std::strstr(o.row->name, "_any_") || std::strstr(o.row->name, "_split_")));
+  cr_expect(o.refusals.find("o has rows that do not begin and end") != std::string::npos);
 }
 
 Test(cuda_select, tiers_follow_the_head_dimension) {

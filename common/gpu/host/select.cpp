@@ -177,15 +177,17 @@ bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
 bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (row.any) return true;
   if (row.family == Family::kEngineForward && !takes_boxes(p, why)) return false;
+  // Split rows have a second way to write O, and backward reads it row by row.
+  const bool any_o = row.family == Family::kSplit || row.family == Family::kBackward;
   const struct {
     const char *name;
     const tsr_layout *layout;
     int64_t columns;
   } tensors[] = {{"q", &p.q, p.dim_qk},    {"k", &p.k, p.dim_qk},   {"v", &p.v, p.dim_v},
-                 {"dout", &p.dout, p.dim_v}, {"dq", &p.dq, p.dim_qk}, {"dk", &p.dk, p.dim_qk},
-                 {"dv", &p.dv, p.dim_v}};
+                 {"o", any_o ? nullptr : &p.o, p.dim_v}, {"dout", &p.dout, p.dim_v},
+                 {"dq", &p.dq, p.dim_qk},  {"dk", &p.dk, p.dim_qk}, {"dv", &p.dv, p.dim_v}};
   for (const auto &t : tensors)
-    if (t.layout->dtype != TSR_DTYPE_NONE && !gpu::layout_is_vector(*t.layout, t.columns))
+    if (t.layout && t.layout->dtype != TSR_DTYPE_NONE && !gpu::layout_is_vector(*t.layout, t.columns))
       return refuse(why,
                     "%s has rows that do not begin and end at multiples of 16 bytes (alignment %lld, "
                     "%lld columns)",
