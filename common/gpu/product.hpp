@@ -25,46 +25,28 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
 }
 
 // score_product of a unit that splits numbers: the loop over depth stays a loop, or the splitting would
-// move ahead of everything else and registers run out. The matrix instruction truncates when it adds, so
-// deep products are summed by parts of 64 and the parts are added with rounding.
+// move ahead of everything else and registers run out.
 template <class U, class TX, class TY, int kDepth, bool kTransposed, int kFree, int kCon>
 TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                      uint32_t y_offset) {
-  constexpr bool parts = kDepth * U::kStep > 256;
-  constexpr int steps = parts ? 64 / U::kStep : kDepth;
-  static_assert(kDepth % steps == 0, "whole parts");
-  typename U::Acc part[parts ? kFree : 1][parts ? kCon : 1];
   clear<U>(acc);
   TSRI_NO_UNROLL
-  for (int t0 = 0; t0 < kDepth; t0 += steps) {
-    if constexpr (parts) clear<U>(part);
-    TSRI_NO_UNROLL
-    for (int t = t0; t < t0 + steps; ++t) {
-      typename U::Free y[kFree];
+  for (int t = 0; t < kDepth; ++t) {
+    typename U::Free y[kFree];
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      U::template load_free<TY::kRowBytes>(y[f], y_offset, f * U::kFree, t);
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c) {
+      typename U::Con x;
+      U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
       TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        U::template load_free<TY::kRowBytes>(y[f], y_offset, f * U::kFree, t);
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c) {
-        typename U::Con x;
-        U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f) {
-          typename U::Acc &sum = parts ? part[parts ? f : 0][parts ? c : 0] : acc[f][c];
-          if constexpr (kTransposed)
-            U::score_transposed(sum, x, y[f]);
-          else
-            U::score(sum, x, y[f]);
-        }
+      for (int f = 0; f < kFree; ++f) {
+        if constexpr (kTransposed)
+          U::score_transposed(acc[f][c], x, y[f]);
+        else
+          U::score(acc[f][c], x, y[f]);
       }
-    }
-    if constexpr (parts) {
-      TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f)
-        TSRI_UNROLL
-        for (int c = 0; c < kCon; ++c)
-          TSRI_UNROLL
-          for (int e = 0; e < U::kElements; ++e) acc[f][c].x[e] += part[f][c].x[e];
     }
   }
   recheck_scores<U, TX, TY, kDepth * U::kStep>(

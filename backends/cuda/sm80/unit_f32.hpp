@@ -4,9 +4,9 @@
 // exactly: b0 is cut off, so that nothing grows into an infinity, b1 is rounded to nearest, and what is
 // left has no more bits than b2 holds. A product is six products of planes by m16n8k16; those left out
 // are below 2^-23 of it and have both signs. (Numbers below 2^-110 lose bits to bfloat16's subnormals.)
-// Tiles in shared memory stay float32, operands are split on the way to registers. The five small
-// products have a sum of their own, so that the tensor core, which truncates when it adds, touches the
-// large sum once per step.
+// Tiles in shared memory stay float32, operands are split on the way to registers. The tensor core
+// truncates when it adds: a step has a sum of its own, small products first, which is added to the large
+// one with rounding.
 //
 // An infinity leaves a NaN in its other planes: every result that it enters is NaN and is made again from
 // the numbers themselves (common/gpu/recheck.hpp).
@@ -143,19 +143,16 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
   // kSwapped: in the order that b a has.
   template <bool kSwapped = false>
   TSRI_DEVICE_MEMBER void multiply(Acc &acc, const Planes &a, const Planes &b) {
-    constexpr int one[5] = {0, 2, 1, 0, 1}, other[5] = {2, 0, 1, 1, 0};
-    float small[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    constexpr int one[6] = {0, 2, 1, 0, 1, 0}, other[6] = {2, 0, 1, 1, 0, 0};
+    float step[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     TSRI_UNROLL
-    for (int n = 0; n < 5; ++n)
+    for (int n = 0; n < 6; ++n)
       TSRI_UNROLL
       for (int half = 0; half < 2; ++half)
-        mma16(BFloat16{}, small + 4 * half, a.r[kSwapped ? other[n] : one[n]],
+        mma16(BFloat16{}, step + 4 * half, a.r[kSwapped ? other[n] : one[n]],
               b.r[kSwapped ? one[n] : other[n]] + 2 * half);
     TSRI_UNROLL
-    for (int half = 0; half < 2; ++half)
-      mma16(BFloat16{}, acc.x + 4 * half, a.r[0], b.r[0] + 2 * half);
-    TSRI_UNROLL
-    for (int e = 0; e < Base::kElements; ++e) acc.x[e] += small[e];
+    for (int e = 0; e < Base::kElements; ++e) acc.x[e] += step[e];
   }
   TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) { multiply(acc, y, x); }
   // score where free and con have changed places: the same products added in the same order, so that a
