@@ -107,6 +107,11 @@ struct alignas(16) RowStat {
   int32_t lo, hi; // its band of keys; lo > hi: not a used row
 };
 
+// The rounding of a stored O is an error of delta that all keys of a row share. Against the rounding of dS
+// it falls with the root of the number of keys, so it shows where a row sees few of them, or where few rows
+// of a KV head add up.
+constexpr int32_t kFewKeys = 96, kFewRows = 64;
+
 // Row of stats and of dq_sum: batch-major over slots, [Hq, total_q] when packed.
 struct BackwardArgs {
   Call call;

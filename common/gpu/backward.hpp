@@ -86,6 +86,7 @@ struct Backward {
                 "column tiles of a wave are a power of two or whole swizzles");
   static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
   static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
+  static_assert((kChunkQk == kDqk) == (kChunkV == kDv), "one chunk of both, or chunks are counted");
 
   // Scores of a wave are made a few query accumulators at a time, as many as registers allow beside dK
   // and dV.
@@ -276,13 +277,14 @@ struct Backward {
     sync_block(); // the tiles' memory becomes the outputs'
     const int32_t rows = static_cast<int32_t>(shared.sequence.k.slot_len) - row0;
     const int64_t row = shared.sequence.k.slot_begin + row0;
+    const int32_t sk = static_cast<int32_t>(shared.sequence.k.len);
     store_gradient<U, OutK, kThreads, kFree, kOutK, kAny>(
-        dk, p.scale, kK, key_row(), wave() % kOtherWaves * kOutK * 16, p.dk, a.dk,
+        dk, p.scale, -key0, sk - key0, kK, key_row(), wave() % kOtherWaves * kOutK * 16, p.dk, a.dk,
         args.call.vector & kVectorDk, p.accumulate & TSR_ACCUMULATE_DK, shared.place.b, g, row, rows,
         chunk * kChunkQk, static_cast<int>(p.dim_qk));
     sync_block();
     store_gradient<U, OutV, kThreads, kFree, kOutV, kAny>(
-        dv, p.dropout > 0 ? args.call.keep_scale : 1.0f, kK, key_row(),
+        dv, p.dropout > 0 ? args.call.keep_scale : 1.0f, -key0, sk - key0, kK, key_row(),
         wave() % kOtherWaves * kOutV * 16, p.dv, a.dv, args.call.vector & kVectorDv,
         p.accumulate & TSR_ACCUMULATE_DV, shared.place.b, g, row, rows, chunk * kChunkV,
         static_cast<int>(p.dim_v));
@@ -333,9 +335,9 @@ struct Backward {
         shared.sum_row[n % 2] = shared.stats + i0;
         shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
       }
-      // The next tile may be of the next head. Its terms would replace this head's, which kAny still
-      // needs: there the head changes after the scores.
-      const bool late = (kAny && last) || kStages == 1;
+      // The next tile may be of the next head. Its terms and its row of stats would replace this head's,
+      // which the scores still need where there are terms or weights: there the head changes after them.
+      const bool late = (Weighs<E, kAny>::value && last) || kStages == 1;
       if (!late && n + 1 < total) {
         if (last) {
           if (thread_index() == 0)
@@ -400,7 +402,8 @@ struct Backward {
       if (tile_class != TSRI_TILE_SKIP) {
         multiply<kDqk / U::kStep, TileK, TileQ>(s, kK, q_tile, row);
         multiply<kDv / U::kStep, TileV, TileO>(dp, kV, o_tile, row);
-        if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0)
+        // Zeros beyond the last query have p = 1, which makes NaN of what is not finite.
+        if (kAny || tile_class == TSRI_TILE_EDGE || j0 < 0 || last < row + kGroup * U::kCon)
           differentiate<true>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);
         else
           differentiate<false>(s, dp, stats, unit, prefix, key0, i0, row, args, shared);

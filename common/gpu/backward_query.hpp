@@ -89,6 +89,26 @@ struct QueryTiles {
     return h;
   }
 
+  // The block's rows, after find. count 0: none of them sees a key.
+  struct Rows {
+    int32_t row0;  // the first one, of the slot
+    int32_t i0;    // and of the used part; negative before the left padding ends
+    int32_t sq;
+    KeyTiles keys;
+  };
+  // False when the slot has no such rows.
+  TSRI_DEVICE_MEMBER bool rows_of(const Shared &shared, Rows &rows) {
+    if (shared.place.b < 0) return false;
+    const tsri_span &q = shared.sequence.q;
+    rows.row0 = shared.place.tile * kTileQ;
+    if (rows.row0 >= static_cast<int32_t>(q.slot_len)) return false;
+    rows.i0 = rows.row0 - static_cast<int32_t>(q.begin - q.slot_begin);
+    rows.sq = static_cast<int32_t>(q.len);
+    rows.keys =
+        key_tiles(shared.rule, larger(rows.i0, 0), smaller(rows.i0 + kTileQ, rows.sq), kTileK);
+    return true;
+  }
+
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int32_t i0) {
     load_tile<E, TileQ, kThreads, kAny, false>(kQ, shared.q, i0, 0);
     load_tile<E, TileO, kThreads, kAny, false>(kO, shared.dout, i0, 0);
@@ -124,7 +144,8 @@ struct QueryTiles {
     Scores s;
     multiply<kDqk / U::kStep, TileQ, TileK>(s, kQ, kK);
     multiply<kDv / U::kStep, TileO, TileV>(ds, kO, kV);
-    if (kAny || tile_class == TSRI_TILE_EDGE || i0 < 0)
+    if (kAny || tile_class == TSRI_TILE_EDGE || first > wave_row() ||
+        last < wave_row() + kFree * U::kFree)
       differentiate_all<kOfBias, true>(args, shared, s, ds, unit, i0, key0);
     else
       differentiate_all<kOfBias, false>(args, shared, s, ds, unit, i0, key0);
@@ -177,13 +198,10 @@ struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
     const uint32_t h = Base::find(args, shared, args.chunks);
     const int chunk = static_cast<int>(block_index() / static_cast<uint32_t>(args.tiles) %
                                        static_cast<uint32_t>(args.chunks));
-    if (shared.place.b < 0) return;
-    const int32_t row0 = shared.place.tile * kTileQ;
-    if (row0 >= static_cast<int32_t>(shared.sequence.q.slot_len)) return;
-    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
-                                                   shared.sequence.q.slot_begin);
-    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
-    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
+    typename Base::Rows rows;
+    if (!Base::rows_of(shared, rows)) return;
+    const int32_t i0 = rows.i0;
+    const KeyTiles &tiles = rows.keys;
     typename U::Acc dq[kFree][kOut];
     clear<U>(dq);
     if (tiles.count > 0) Base::load_queries(args, shared, i0);
@@ -201,9 +219,9 @@ struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
     }
     sync_block();
     store_gradient<U, Out, kThreads, kFree, kOut, kAny>(
-        dq, p.scale, Base::kQ, Base::wave_row(), 0, p.dq, a.dq, args.call.vector & kVectorDq,
-        p.accumulate & TSR_ACCUMULATE_DQ, shared.place.b, h, shared.sequence.q.slot_begin + row0,
-        static_cast<int32_t>(shared.sequence.q.slot_len) - row0, chunk * kChunk,
+        dq, p.scale, -i0, rows.sq - i0, Base::kQ, Base::wave_row(), 0, p.dq, a.dq, args.call.vector & kVectorDq,
+        p.accumulate & TSR_ACCUMULATE_DQ, shared.place.b, h, shared.sequence.q.slot_begin + rows.row0,
+        static_cast<int32_t>(shared.sequence.q.slot_len) - rows.row0, chunk * kChunk,
         static_cast<int>(p.dim_qk));
   }
 

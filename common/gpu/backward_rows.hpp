@@ -53,36 +53,39 @@ TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t 
 
 // Lanes that share a row: eight, so that a wave works on several rows at once and each lane moves 16
 // bytes of 64 to 128 of a row.
-constexpr int kRowLanes = 8;
+constexpr int kRowLanes = 8, kRowThreads = 128;
+
+// body(n, lane) for every row n of the problem, with all its lanes. The lanes of a wave take the same number
+// of turns, because they may meet in them: n may lie beyond the last row.
+template <class Body>
+TSRI_DEVICE void each_row(int64_t rows, const Body &body) {
+  constexpr int rows_each = kRowThreads / kRowLanes;
+  const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
+  for (int64_t first = static_cast<int64_t>(block_index()) * rows_each; first < rows; first += step)
+    body(first + thread_index() / kRowLanes, thread_index() % kRowLanes);
+}
 
 template <int kWave>
 struct BackwardPrepare {
   using Args = BackwardArgs;
-  static constexpr int kThreads = 128, kMinBlocks = 1;
+  static constexpr int kThreads = kRowThreads, kMinBlocks = 1;
   static constexpr uint32_t kSharedBytes = 0;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
-    const tsr_problem &p = args.call.p;
-    const int lane = thread_index() % kRowLanes;
-    constexpr int rows_each = kThreads / kRowLanes;
-    const int64_t rows = query_rows(p, args.call.a);
-    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
-    // All lanes of a wave take the same number of turns, because they meet in the sums.
-    for (int64_t first = static_cast<int64_t>(block_index()) * rows_each; first < rows;
-         first += step) {
-      const int64_t n = first + thread_index() / kRowLanes;
+    const int64_t rows = query_rows(args.call.p, args.call.a);
+    each_row(rows, [&args, rows](int64_t n, int lane) {
       QueryRow row = {-1, 0, 0};
-      if (n < rows) row = query_row(p, args.call.a, n);
+      if (n < rows) row = query_row(args.call.p, args.call.a, n);
       const RowStat stat = stat_of(args, row, lane);
-      if (n >= rows) continue;
+      if (n >= rows) return;
       if (lane == 0) args.stats[n] = stat;
       if (lane == 0 && args.weight) args.weight[n] = 1.0f;
-      if (!args.dq_sum) continue;
+      if (!args.dq_sum) return;
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk) {
         Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + (chunk * rows + n) * args.dq_columns);
         for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
       }
-    }
+    });
   }
 
   TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, int lane) {
@@ -153,24 +156,21 @@ struct BackwardPrepare {
 template <int kWave>
 struct BackwardConvert {
   using Args = BackwardConvertArgs;
-  static constexpr int kThreads = 128, kMinBlocks = 1;
+  static constexpr int kThreads = kRowThreads, kMinBlocks = 1;
   static constexpr uint32_t kSharedBytes = 0;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
-    const int lane = thread_index() % kRowLanes;
-    constexpr int rows_each = kThreads / kRowLanes;
     const int64_t rows = query_rows(p, args.call.a);
-    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
-    for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
-         n < rows; n += step) {
+    each_row(rows, [&args, &p, rows](int64_t n, int lane) {
+      if (n >= rows) return;
       const QueryRow r = query_row(p, args.call.a, n);
-      if (r.b < 0 || !is_used(p, args.call.a, r)) continue;
+      if (r.b < 0 || !is_used(p, args.call.a, r)) return;
       const int64_t from = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
       for (int64_t c = lane; c < p.dim_v; c += kRowLanes)
         store_element(args.dtype, args.to, n * p.dim_v + c,
                       load_element(p.dout.dtype, args.call.a.dout, from + c * p.dout.stride[3]));
-    }
+    });
   }
 
   TSRI_DEVICE_MEMBER bool is_used(const tsr_problem &p, const tsr_args &a, const QueryRow &r) {
@@ -183,24 +183,21 @@ struct BackwardConvert {
 template <int kWave>
 struct BackwardFinish {
   using Args = BackwardArgs;
-  static constexpr int kThreads = 128, kMinBlocks = 1;
+  static constexpr int kThreads = kRowThreads, kMinBlocks = 1;
   static constexpr uint32_t kSharedBytes = 0;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
-    const int lane = thread_index() % kRowLanes;
-    constexpr int rows_each = kThreads / kRowLanes;
     const int64_t rows = query_rows(p, args.call.a);
-    const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
-    for (int64_t n = static_cast<int64_t>(block_index()) * rows_each + thread_index() / kRowLanes;
-         n < rows; n += step) {
+    each_row(rows, [&args, &p, rows](int64_t n, int lane) {
+      if (n >= rows) return;
       const QueryRow r = query_row(p, args.call.a, n);
-      if (r.b < 0) continue;
+      if (r.b < 0) return;
       const float factor = args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f;
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk)
         finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, factor,
                    chunk * args.dq_columns);
-    }
+    });
   }
 
   // Columns of one chunk. sum is 0 where factor is: nobody adds to an unused row.
@@ -242,11 +239,18 @@ struct BackwardSink {
   static constexpr int kThreads = 256, kMinBlocks = 1;
   static constexpr uint32_t kSharedBytes = kThreads * sizeof(double);
 
+  // p of a sink beside a row whose p are `factor` e^(score - max): factor e^(sink - max), by way of what
+  // the factor was made of where the sink is the larger.
+  TSRI_DEVICE_MEMBER float share(float max, float factor, float sink) {
+    if (!(sink > max)) return factor * Softmax::weight(sink, max);
+    const float keys = Softmax::weight(max, sink);
+    return keys > 0.0f ? factor / keys : 1.0f;
+  }
+
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
     const int64_t h = block_index();
-    const float sink = args.call.a.sink[h] * args.lse_unit;
-    const float base = static_cast<float>(TSRI_LOG2E) / args.lse_unit;
+    const float sink = args.call.a.sink[h];
     const int64_t each = args.call.a.cu_q ? p.total_q : p.seq_q; // rows that follow each other
     const int64_t batches = args.call.a.cu_q ? 1 : p.batch;
     double sum = 0;
@@ -254,8 +258,8 @@ struct BackwardSink {
       const int64_t row = (n / each * p.heads_q + h) * each + n % each;
       const RowStat stat = args.stats[row];
       if (stat.lo > stat.hi) continue;
-      const float factor = args.weight ? args.weight[row] : 1.0f;
-      const float weight = factor * exp2_of((sink - stat.lse) * base);
+      const float weight = args.weight ? share(stat.lse, args.weight[row], sink)
+                                       : exp2_of(sink * args.lse_unit - stat.lse);
       if (weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;

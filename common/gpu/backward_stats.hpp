@@ -12,8 +12,8 @@ namespace gpu {
 
 // LSE and delta of every row found again from the scores: delta = sum_j p_j dP_j - dLSE over the very dP
 // that the gradients are made of, so that a row's dS sums to zero, and is zero with a single key. The
-// stored O and LSE have lost that to their rounding. Left out for tiles of rows whose LSE is small, unless
-// stats_always: there a long sum hides the difference.
+// stored O and LSE have lost that to their rounding. Left out, unless stats_always, for tiles of many rows
+// whose LSE is small and which all see many keys: there a long sum hides the difference.
 template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny>
 struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
@@ -68,15 +68,12 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     Shared &shared = shared_at<Shared>(0);
     const uint32_t h = Base::find(args, shared, 1);
-    if (shared.place.b < 0) return;
-    const int32_t row0 = shared.place.tile * kTileQ;
-    if (row0 >= static_cast<int32_t>(shared.sequence.q.slot_len)) return;
-    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
-                                                   shared.sequence.q.slot_begin);
-    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
-    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
+    typename Base::Rows rows;
+    if (!Base::rows_of(shared, rows)) return;
+    const int32_t i0 = rows.i0;
+    const KeyTiles &tiles = rows.keys;
     if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
-    if (!args.stats_always && !has_large(args, shared, i0, sq)) return;
+    if (!args.stats_always && !is_coarse(args, shared, i0, rows.sq)) return;
     Base::load_queries(args, shared, i0);
     copy_commit();
     copy_wait<0>();
@@ -97,15 +94,20 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     finish(args, shared, state, h, i0);
   }
 
-  TSRI_DEVICE_MEMBER bool has_large(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
+  // Whether some row of the tile needs better numbers than the stored ones.
+  TSRI_DEVICE_MEMBER bool is_coarse(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
+    if (static_cast<int64_t>(sq) * args.call.group < kFewRows) return true;
     const float most = kLargeLse * args.lse_unit;
-    bool large = false;
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    bool coarse = false;
     for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
       if (i < 0) continue;
-      const float lse = args.stats[shared.stats + i].lse;
-      if (lse != infinity() && !(lse <= most && lse >= -most)) large = true;
+      const RowStat stat = args.stats[shared.stats + i];
+      const int32_t keys = prefix + stat.hi - stat.lo;
+      if (keys == 0 || stat.lse == infinity()) continue;
+      if (keys <= kFewKeys || !(stat.lse <= most && stat.lse >= -most)) coarse = true;
     }
-    return any_lane(large); // every wave looks at the whole tile: all agree
+    return any_lane(coarse); // every wave looks at the whole tile: all agree
   }
 
   TSRI_DEVICE_MEMBER void add_tile(const Args &args, const Shared &shared, State (&state)[kRows],
@@ -173,30 +175,41 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     return score_of(terms, dot, i, j);
   }
 
+  // What a row's numbers become: `factor` makes probabilities of 2^(score - max).
+  struct RowSum {
+    float lse, factor;
+  };
+  // LSE is the maximum of the keys, the sink is in the weight: far below a sink every p keeps its bits.
+  // A row without keys has the sink's.
+  TSRI_DEVICE_MEMBER RowSum weighted(float max, float sum, float sink) {
+    float lse;
+    const float factor = Softmax::join_sink(max, sum, sink, &lse);
+    return RowSum{sum == 0.0f ? sink : max, factor};
+  }
+  // LSE of keys and sink, in base two.
+  TSRI_DEVICE_MEMBER RowSum logarithmic(float max, float sum, float sink) {
+    const float all = larger_of(max, sink), zero = all == -infinity() ? 0.0f : all;
+    const float keys = exp2_of(max - zero), total = sum * keys + exp2_of(sink - zero);
+    if (total == 0.0f) return RowSum{-infinity(), 0.0f};
+    return RowSum{all + log_of(total) * static_cast<float>(TSRI_LOG2E), keys / total};
+  }
+
   TSRI_DEVICE_MEMBER void finish(const Args &args, const Shared &shared, State (&state)[kRows],
                                  uint32_t h, int32_t i0) {
     const tsr_problem &p = args.call.p;
-    const float base = Natural::value ? static_cast<float>(TSRI_LOG2E) : 1.0f;
     TSRI_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const int row = Base::wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
       const int32_t i = i0 + row;
       float sum = Sum::total(state[r].sum), delta = Sum::total(state[r].delta);
       if (i < 0 || i >= static_cast<int32_t>(shared.sequence.q.len) || !U::leads_row()) continue;
-      float most = state[r].max;
-      if (p.sink) {
-        const float sink = args.call.a.sink[h] * args.lse_unit;
-        const float all = larger_of(most, sink);
-        const float shrink = all == -infinity() ? 0.0f : exp2_of((most - all) * base);
-        sum = sum * shrink + (all == -infinity() ? 0.0f : exp2_of((sink - all) * base));
-        delta *= shrink;
-        most = all;
-      }
       RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
-      const bool empty = sum == 0.0f;
-      stat.lse = empty ? infinity() : args.weight ? most : most + log_of(sum) * args.lse_unit;
-      if (args.weight) args.weight[shared.stats + i] = empty ? 1.0f : 1.0f / sum;
-      stat.delta = empty ? 0.0f : delta / sum;
+      const float sink = p.sink ? args.call.a.sink[h] : -infinity();
+      const RowSum all = Natural::value ? weighted(state[r].max, sum, sink)
+                                        : logarithmic(state[r].max, sum, sink * args.lse_unit);
+      stat.lse = all.lse == -infinity() ? infinity() : all.lse;
+      stat.delta = sum == 0.0f ? 0.0f : delta * all.factor;
+      if (Natural::value) args.weight[shared.stats + i] = sum == 0.0f ? 1.0f : all.factor;
       if (p.dlse.dtype != TSR_DTYPE_NONE)
         stat.delta -= args.call.a.dlse[tsri_row_offset(p.dlse.stride, shared.place.b, h,
                                                        shared.sequence.q.begin + i)];

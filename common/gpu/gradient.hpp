@@ -96,20 +96,27 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
   y = allowed ? p * (y - stat.delta) : 0.0f;
 }
 
-// factor * out into a gradient tensor, or added to it; nothing when it was not asked for. See
-// store_outputs for the geometry.
+// factor * out into a gradient tensor, or added to it; nothing when it was not asked for. Rows of the tile
+// outside [first, last) are padding and become zeros: a p of 0 times what is not finite is none. See
+// store_outputs for the rest of the geometry.
 template <class U, class T, int kThreads, int kFree, int kOut, bool kAny>
-TSRI_DEVICE void store_gradient(typename U::Acc (&out)[kFree][kOut], float factor, uint32_t offset,
-                                int wave_row, int wave_column, const tsr_layout &layout, void *data,
-                                bool vector, bool add, int64_t b, int64_t h, int64_t row, int rows,
-                                int column, int columns) {
+TSRI_DEVICE void store_gradient(typename U::Acc (&out)[kFree][kOut], float factor, int first, int last,
+                                uint32_t offset, int wave_row, int wave_column,
+                                const tsr_layout &layout, void *data, bool vector, bool add, int64_t b,
+                                int64_t h, int64_t row, int rows, int column, int columns) {
   if (layout.dtype == TSR_DTYPE_NONE) return;
   TSRI_UNROLL
   for (int f = 0; f < kFree; ++f)
     TSRI_UNROLL
-    for (int o = 0; o < kOut; ++o)
+    for (int slot = 0; slot < U::kRows; ++slot) {
+      const int r = wave_row + f * U::kFree + U::free_of(slot);
+      const bool used = r >= first && r < last;
       TSRI_UNROLL
-      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] *= factor;
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == slot) out[f][o].x[e] = used ? out[f][o].x[e] * factor : 0.0f;
+    }
   store_outputs<U, T, kThreads, kFree, kOut, kAny>(out, offset, wave_row, wave_column, layout, data,
                                                    vector, kAny && add, b, h, row, rows, column,
                                                    columns);

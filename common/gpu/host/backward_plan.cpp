@@ -52,14 +52,12 @@ bool set_pass(int64_t tiles, int64_t chunks, int64_t heads, int64_t slots, PassC
   return true;
 }
 
-// Whether the stored O and LSE are too coarse for every row: the rounding of O becomes an error of delta
-// that all keys of a row share. Against the rounding of dS it falls with the root of the number of keys, so
-// it shows where there are few of them, or in few rows. It may not depend on sizes where results may not.
+// Whether the stored O and LSE are too coarse for every row, as far as sizes tell; BackwardStats looks at
+// lengths and masks. It may not depend on sizes where results may not.
 bool finds_stats(const Row &row, const tsr_problem &p) {
-  constexpr int64_t kManyKeys = 96, kManyRows = 64;
   const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
   return row.dtype == TSR_DTYPE_F32 || p.determinism == TSR_DETERMINISM_BATCH_INVARIANT ||
-         p.seq_k <= kManyKeys || tsri_mul_sat(p.seq_q, group) < kManyRows;
+         p.seq_k <= gpu::kFewKeys || tsri_mul_sat(p.seq_q, group) < gpu::kFewRows;
 }
 
 bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
