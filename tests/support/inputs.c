@@ -129,6 +129,12 @@ static void inject(tsr_inputs *in) {
     case TSR_INJECT_INF_V:
       tsr_dense_row(&in->v, 0, 0, last)[row->dim_v / 2] = (double)INFINITY;
       break;
+    case TSR_INJECT_MINUS_INF_KEY:
+      fill_first(&in->q, 1, in->dtype);
+      *tsr_dense_row(&in->k, 0, 0, last) = -(double)INFINITY;
+      break;
+    case TSR_INJECT_INF_DOUT: /* see fill_backward */
+      break;
     default: /* MINUS_INF_K */
       fill_first(&in->q, 1, in->dtype);
       count = tsr_dense_count(&in->k);
@@ -271,6 +277,7 @@ static bool fill_backward(tsr_inputs *in) {
   if (row->forward_only) return true;
   if (!tsr_dense_create(&in->dout, row->batch, row->heads_q, row->seq_q, row->dim_v)) return false;
   fill(row, &in->dout, STREAM_DOUT, 1, in->dtype);
+  if (row->inject == TSR_INJECT_INF_DOUT) tsr_dense_row(&in->dout, 0, 0, 0)[row->dim_v / 2] = (double)INFINITY;
   if (row->dlse) {
     if (!tsr_dense_create(&in->dlse, row->batch, row->heads_q, row->seq_q, 1)) return false;
     fill(row, &in->dlse, STREAM_DLSE, 1, TSR_DTYPE_F32);

@@ -190,6 +190,7 @@ bool tsr_buffer_create_on(tsr_buffer *buffer, tsr_device device, tsr_dtype dtype
   memset(buffer, 0, sizeof *buffer);
   buffer->dtype = dtype;
   memcpy(buffer->dim, dim, sizeof buffer->dim);
+  if (packed && pattern == TSR_PATTERN_HUGE_BATCH) pattern = TSR_PATTERN_BHSD; /* nothing is huge then */
   buffer->sparse = pattern_strides(pattern, dim, dtype == TSR_DTYPE_BIT, buffer->stride);
   if (packed) buffer->stride[0] = 0;
   /* The dense orders mean unpadded rows, which a row of bits need not be. */
