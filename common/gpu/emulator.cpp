@@ -19,7 +19,7 @@ namespace {
 namespace context = boost::context::detail;
 
 constexpr size_t kStack = 256 * 1024;
-constexpr int kCopies = 256; // per lane and wait
+constexpr int kCopies = 320; // per lane and wait: 273 where a wave loads all of a float32 row of 576 and 512 columns
 constexpr int kWork = 96;    // deferred work, likewise
 constexpr int kBarriers = 16;
 
