@@ -114,6 +114,7 @@ using DU8 = hn::Rebind<uint8_t, DF>;
 
 struct I8 {
   using T = int8_t;
+  static constexpr tsr_dtype kDtype = TSR_DTYPE_I8;
   static HWY_INLINE VF load(const T *p) {
     return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(DI8(), p)));
   }

@@ -356,12 +356,13 @@ struct Pair<BF16> {
 };
 
 // O = alpha O + P V over n keys in one block of columns: slot i of 8 sums row i / (8 / R) and pair
-// first + i % (8 / R). ahead: 8 / R addresses per key.
+// first + i % (8 / R). ahead: 8 / R addresses per key, `past` bytes from which memory is asked for.
 template <int R, int P, class E>
 static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
                                              const float *HWY_RESTRICT p, size_t first,
                                              size_t columns, float *HWY_RESTRICT o, size_t ld,
-                                             const float *alpha, const void *const *ahead) {
+                                             const float *alpha, const void *const *ahead,
+                                             size_t past) {
   using T = typename Pair<E>::T;
   constexpr size_t kGroups = 8 / R;
   const DF d;
@@ -405,7 +406,8 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
             TSRI_STEP(6, 6) TSRI_STEP(7, 7)                                             \
       }                                                                                 \
       for (size_t i = 0; i < kGroups; ++i)                                              \
-        prefetch_slot<sizeof(T) == 4>(ahead[(j + t) * kGroups + i]);
+        prefetch_slot<sizeof(T) == 4>(                                                  \
+            static_cast<const unsigned char *>(ahead[(j + t) * kGroups + i]) + past);
   size_t j = 0;
   for (; j + P <= n; j += P, p += lanes)
     for (size_t t = 0; t < P; ++t) {
@@ -431,13 +433,17 @@ static HWY_NOINLINE void output_block_narrow(const void *const *v, size_t n,
     #undef TSRI_JOIN
 }
 
-// All columns.
+// All columns. Lists of addresses of blocks follow each other; or all blocks have one list, of rows
+// (by_rows), and ask for their own columns of them.
 template <int R, int P, class E>
 HWY_INLINE void output_narrow(const void *const *v, size_t n, const float *p, size_t columns,
-                              float *o, size_t ld, const float *alpha, const void *const *ahead) {
+                              float *o, size_t ld, const float *alpha, const void *const *ahead,
+                              bool by_rows) {
   const size_t blocks = output_blocks(columns, R);
-  for (size_t c = 0; c < blocks; ++c, ahead += 8 / R * n)
-    output_block_narrow<R, P, E>(v, n, p, c * (8 / R), columns, o, ld, alpha, ahead);
+  const size_t list = by_rows ? 0 : 8 / R * n;
+  const size_t slot = by_rows ? 2 * hn::Lanes(DF()) * sizeof(typename Pair<E>::T) : 0;
+  for (size_t c = 0; c < blocks; ++c, ahead += list)
+    output_block_narrow<R, P, E>(v, n, p, c * (8 / R), columns, o, ld, alpha, ahead, c * slot);
 }
 
     #undef TSRI_EIGHT

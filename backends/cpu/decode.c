@@ -30,11 +30,15 @@ static int uniform(const tsr_problem *p) {
 
 /* Keys per step of the narrow form: a power of two, so that chunks are whole steps. K of a step, as
  * it is stored, takes at most a sixth of L1, V as much: there is room for both, for scores, Q and
- * O. */
-static int64_t narrow_keys(const tsr_problem *p, const tsri_cpu_device *device, int64_t most) {
+ * O. With more than 4 grouped heads, whose O is written back after every step, twice that is faster.
+ * The number may depend on the group, but on no length: results depend on it. */
+static int64_t narrow_keys(const tsr_resolved *problem, const tsri_cpu_device *device,
+                           int64_t most) {
+  const tsr_problem *p = &problem->p;
   const int64_t row = p->dim_qk * tsri_dtype_bytes(p->k.dtype);
+  const int64_t room = device->l1_bytes / (problem->group > 4 ? 3 : 6);
   int64_t keys = 16;
-  while (2 * keys <= most && 2 * keys * row <= device->l1_bytes / 6) keys *= 2;
+  while (2 * keys <= most && 2 * keys * row <= room) keys *= 2;
   return keys;
 }
 
@@ -57,7 +61,7 @@ tsri_cpu_split_plan tsri_cpu_split_plan_of(const tsr_resolved *problem,
   plan.tiles.lanes = kernels->lanes;
   plan.tiles.rows = max64(block, fit / block * block);
   plan.tiles.keys = most_keys;
-  plan.narrow_keys = narrow_keys(p, device, most_keys);
+  plan.narrow_keys = narrow_keys(problem, device, most_keys);
   return plan;
 }
 

@@ -111,7 +111,8 @@ typedef struct tsri_cpu_split_scratch {
   float *narrow;               /* [keys + 16][rows] scores of the narrow kernel */
   float *part;                 /* a part that is not shared, or in the making */
   float *k_scale, *v_scale;    /* [keys + 16] */
-  const void **k_row, **v_row; /* [keys + 16] where K and V lie, or float32 copies of V */
+  const void **k_row;          /* [2][keys + 16] where K lies */
+  const void **v_row;          /* [keys + 16] where V lies, or float32 copies of it */
   const void **k_copy;         /* [16] float32 copies of rows of K */
   tsri_cpu_run_of_rows *runs;  /* [4][keys]: K and V, this step and the next */
   const void **k_ahead;        /* [keys + 16][padded dim_qk / 32 + 1] */
@@ -131,7 +132,7 @@ TSRI_INLINE tsri_cpu_split_scratch tsri_cpu_split_scratch_take(tsri_workspace *w
   s.part = (float *)tsri_workspace_take(ws, tsri_cpu_part_floats(tiles->rows, p->dim_v, tiles), f);
   s.k_scale = (float *)tsri_workspace_take(ws, keys + 16, f);
   s.v_scale = (float *)tsri_workspace_take(ws, keys + 16, f);
-  s.k_row = (const void **)tsri_workspace_take(ws, keys + 16, sizeof(void *));
+  s.k_row = (const void **)tsri_workspace_take(ws, 2 * (keys + 16), sizeof(void *));
   s.k_copy = (const void **)tsri_workspace_take(ws, 16, sizeof(void *));
   s.v_row = (const void **)tsri_workspace_take(ws, keys + 16, sizeof(void *));
   s.runs = (tsri_cpu_run_of_rows *)tsri_workspace_take(ws, 4 * keys, sizeof *s.runs);

@@ -19,6 +19,7 @@
 #include "common/score.h"
 #include "convert-inl.h"
 #include "decode-inl.h"
+#include "decode_eight-inl.h"
 #include "decode_unit-inl.h"
 #include "row_policy-inl.h"
 #include "score-inl.h"
@@ -113,6 +114,7 @@ class SplitTask : SplitUnit {
     const int64_t size = job_.tiles.keys;
     tsri_cpu_run_of_rows *other = own_.runs + 2 * size;
     Step step = first_;
+    if (eight_ && step.keys != 0) list_rows(k_, p_.k, k_list_);
     while (step.keys != 0) {
       const Step next = next_step();
       Rows k_next = k_, v_next = v_;
@@ -120,7 +122,10 @@ class SplitTask : SplitUnit {
         k_next = find_rows(p_.k, args_.k, next, other);
         v_next = find_rows(p_.v, args_.v, next, other + size);
       }
-      if (narrow_) {
+      if (eight_) {
+        list_rows(k_next, p_.k, k_list_next_);
+        list_rows(v_, p_.v, own_.v_row);
+      } else if (narrow_) {
         // Scores are computed while V of this step comes, outputs while K of the next one does.
         const size_t slots = (wide_dim_ + kSlot - 1) / kSlot, keys = step.keys;
         const size_t blocks = output_blocks(wide_dim_v_ / lanes_, narrow_);
@@ -129,6 +134,8 @@ class SplitTask : SplitUnit {
       }
       fold_step(step, k_, v_);
       other = k_.runs;
+      const void **list = k_list_;
+      k_list_ = k_list_next_, k_list_next_ = list;
       step = next, k_ = k_next, v_ = v_next;
     }
   }
@@ -181,13 +188,23 @@ class SplitTask : SplitUnit {
     for (size_t t = step.keys; t < padded; ++t) out[t] = 1.0f;
   }
 
-  // Pointers to rows where they lie.
-  void point_to(const Rows &rows, const tsr_layout &layout, const void **out) const {
+  // Pointers to rows where they lie; returns how many.
+  size_t point_to(const Rows &rows, const tsr_layout &layout, const void **out) const {
     const int64_t step = layout.stride[2] * k_bytes_;
+    size_t n = 0;
     for (size_t i = 0; i < rows.count; ++i) {
       const unsigned char *row = rows.runs[i].base;
-      for (int64_t t = 0; t < rows.runs[i].rows; ++t, row += step) *out++ = row;
+      const int64_t count = rows.runs[i].rows;
+      for (int64_t t = 0; t < count; ++t, row += step) out[n++] = row;
     }
+    return n;
+  }
+
+  // The same for a whole step and 16 keys more: the last row again.
+  void list_rows(const Rows &rows, const tsr_layout &layout, const void **out) const {
+    const size_t all = static_cast<size_t>(step_keys_) + 16;
+    size_t n = point_to(rows, layout, out);
+    for (const void *last = out[n - 1]; n < all; ++n) out[n] = last;
   }
 
   void fold_step(const Step &step, const Rows &k, const Rows &v) {
@@ -270,7 +287,10 @@ class SplitTask : SplitUnit {
     const tsri_tile_class kind =
         tsri_mask_tile_class(&rule_, i0, i1, step.key, step.key + static_cast<int64_t>(n));
     if (kind == TSRI_TILE_SKIP) return;
-    score_keys<P>(k, n);
+    if (eight_)
+      score_rows_eight(n);
+    else
+      score_keys<P>(k, n);
     if (scales) scale_keys<P>(s, n, own_.k_scale);
     if (steps_.needed(kind)) {
       spread(n, P);
@@ -294,7 +314,7 @@ class SplitTask : SplitUnit {
       gather(n, P);
     }
     if (scales) scale_keys<P>(s, n, own_.v_scale);
-    point_to(v, p_.v, own_.v_row);
+    if (!eight_) point_to(v, p_.v, own_.v_row);
     if (!v_in_place_) copy_v(n);
     const tsr_dtype type = v_in_place_ ? p_.v.dtype : TSR_DTYPE_F32;
     if (type == TSR_DTYPE_BF16)
@@ -326,6 +346,23 @@ class SplitTask : SplitUnit {
     }
   }
 
+  // The same by decode_eight-inl.h.
+  HWY_INLINE void score_rows_eight(size_t n) {
+  #if TSRI_CPU_EIGHT
+    const tsr_dtype type = p_.k.dtype;
+    if (type == TSR_DTYPE_BF16)
+      score_eight<BF16>(k_list_, own_.v_row, n, dim_, own_.q, s_.k, own_.narrow);
+    else if (type == TSR_DTYPE_F16)
+      score_eight<F16>(k_list_, own_.v_row, n, dim_, own_.q, s_.k, own_.narrow);
+    else if (type == TSR_DTYPE_I8)
+      score_eight<I8>(k_list_, own_.v_row, n, dim_, own_.q, s_.k, own_.narrow);
+    else
+      score_eight<F32>(k_list_, own_.v_row, n, dim_, own_.q, s_.k, own_.narrow);
+  #else
+    (void)n;
+  #endif
+  }
+
   void copy_v(size_t n) {
     const size_t ld = static_cast<size_t>(tsri_cpu_packed_ld(p_.dim_v));
     widen_rows_any(p_.v.dtype, false, own_.v_row, p_.v.stride[3], n, dim_v_, wide_dim_v_, s_.v, ld);
@@ -334,8 +371,9 @@ class SplitTask : SplitUnit {
 
   template <int R, int P, class E>
   HWY_INLINE void add_output(size_t n) {
+    const void *const *ahead = eight_ ? k_list_next_ : own_.v_ahead;
     output_narrow<R, P, E>(own_.v_row, n, own_.narrow, wide_dim_v_ / lanes_, own_.o, wide_dim_v_,
-                           alpha_, own_.v_ahead);
+                           alpha_, ahead, eight_);
   }
 #endif  // HWY_TARGET != HWY_SCALAR
 
@@ -417,6 +455,8 @@ class SplitTask : SplitUnit {
   int64_t next_key_, end_;  // of this chunk
   Step first_;
   Rows k_ = {nullptr, 0}, v_ = {nullptr, 0};  // of the step at hand
+  const void **k_list_ = own_.k_row;          // of the step at hand, and of the next one
+  const void **k_list_next_ = own_.k_row + job_.tiles.keys + 16;
   Zones zones_;                               // of the tile at hand: all of it
 };
 

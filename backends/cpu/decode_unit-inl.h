@@ -7,6 +7,7 @@
 #include "block-inl.h"
 #include "common/score.h"
 #include "decode-inl.h"
+#include "decode_eight-inl.h"
 #include "decode_job.h"
 
 #if defined(TESSERA_CPU_DECODE_UNIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -45,6 +46,7 @@ class SplitUnit {
     v_in_place_ = narrow_ && p_.v.stride[3] == 1 && dim_v_ == wide_dim_v_ &&
                   (v == TSR_DTYPE_F32 || v == TSR_DTYPE_F16 || v == TSR_DTYPE_I8 ||
                    in_halves(v, dim_v_, lanes_));
+    eight_ = narrow_ == 8 && lanes_ == 16 && can_take_eight(p_);
   }
 
   // Sequence, KV head, tile and chunk of a task number.
@@ -134,7 +136,7 @@ class SplitUnit {
   }
 
   void load_narrow() {
-    const size_t phases = lanes_ / narrow_;
+    const size_t phases = eight_ ? 4 : lanes_ / narrow_;
     memset(own_.q, 0, wide_dim_ * narrow_ * sizeof(float));
     memset(own_.o, 0, narrow_ * wide_dim_v_ * sizeof(float));
     const float sign = p_.scale < 0 ? -1.0f : 1.0f;
@@ -142,20 +144,35 @@ class SplitUnit {
       const float *line = query_line(r, 0);
       if (halves_k_) line = part_halves(line, s_.lines + line_);
       float *to = own_.q + r * phases;
-      size_t x = 0;
-      for (; x + phases <= dim_; x += phases, to += lanes_)
-        for (size_t e = 0; e < phases; ++e) to[e] = sign * line[x + e];
-      for (size_t e = 0; x < dim_; ++x, ++e) to[e] = sign * line[x];
+      if (phases == 2)
+        spread_row<2>(line, sign, to);
+      else if (phases == 4)
+        spread_row<4>(line, sign, to);
+      else if (phases == 8)
+        spread_row<8>(line, sign, to);
+      else
+        spread_row<16>(line, sign, to);
     }
+  }
+
+  // A row of Q in runs of kPhases, one per group of them of all rows.
+  template <size_t kPhases>
+  void spread_row(const float *HWY_RESTRICT line, float sign, float *HWY_RESTRICT to) const {
+    size_t x = 0;
+    for (; x + kPhases <= dim_; x += kPhases, to += kPhases * narrow_)
+      for (size_t e = 0; e < kPhases; ++e) to[e] = sign * line[x + e];
+    for (; x < dim_; ++x) *to++ = sign * line[x];
   }
 
   // Elements in the order of load_halves.
   const float *part_halves(const float *line, float *out) const {
-    for (size_t x = 0; x < dim_; x += 2 * lanes_)
-      for (size_t l = 0; l < lanes_; ++l) {
-        out[x + l] = line[x + 2 * l];
-        out[x + lanes_ + l] = line[x + 2 * l + 1];
-      }
+    const DF d;
+    for (size_t x = 0; x < dim_; x += 2 * lanes_) {
+      VF even, odd;
+      hn::LoadInterleaved2(d, line + x, even, odd);
+      hn::StoreU(even, d, out + x);
+      hn::StoreU(odd, d, out + x + lanes_);
+    }
     return out;
   }
 
@@ -327,6 +344,7 @@ class SplitUnit {
   bool halves_k_;    // K in the order of load_halves
   bool k_in_place_;  // K is read where it lies
   bool v_in_place_;  // V is read where it lies
+  bool eight_;       // the narrow form takes decode_eight-inl.h for scores
   bool found_ = false;  // the chunk has a key that some row may see
   int64_t k_bytes_;     // of an element of K or V
   int64_t b_, g_;

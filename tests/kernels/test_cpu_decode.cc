@@ -17,6 +17,7 @@
 #include "hwy/highway.h"
 
 #include "backends/cpu/decode-inl.h"
+#include "backends/cpu/decode_eight-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
@@ -102,7 +103,8 @@ void check_narrow(size_t n, size_t dim) {
   HWY_ALIGN_MAX float alpha[HWY_MAX_BYTES / sizeof(float)];
   for (size_t l = 0; l < lanes; ++l) alpha[l] = 1.0f + static_cast<float>(l / P);
   for (size_t x = 0; x < R * padded; ++x) o[x] = 1.0f;
-  output_narrow<R, P, F32>(rows.data(), n, s, columns, o, padded, alpha, ahead.data());
+  output_narrow<R, P, F32>(rows.data(), n, s, columns, o, padded, alpha, ahead.data(),
+                          false);
   for (size_t r = 0; r < R; ++r)
     for (size_t x = 0; x < dim; ++x) {
       double want = 1.0 + static_cast<double>(r);
@@ -134,7 +136,55 @@ void check_shapes() {
 }
 #endif
 
+#if TSRI_CPU_EIGHT
+// The scores of 8 rows: K as it is stored, any number of keys, the last row repeated.
+template <class E>
+void check_eight(const char *name, size_t n, size_t dim) {
+  using T = typename E::T;
+  const size_t lanes = 16, pad = kPad;
+  std::vector<float> q_memory(dim * 8 + kSlack), s_memory((n + 16) * 8 + kSlack);
+  std::vector<float> copy_memory(16 * (dim + pad) + kSlack);
+  float *q = aligned(q_memory), *s = aligned(s_memory), *copies = aligned(copy_memory);
+  std::vector<T> k(n * dim);
+  std::vector<const void *> rows(n + 16);
+  for (size_t x = 0; x < n * dim; ++x) {
+    const float value = kernel_uniform(53, x, -9, 9);
+    if constexpr (sizeof(T) == 1)
+      k[x] = static_cast<T>(value * 14);
+    else
+      k[x] = E::put(value);
+  }
+  for (size_t j = 0; j < n + 16; ++j) rows[j] = &k[HWY_MIN(j, n - 1) * dim];
+  const bool halves = E::kDtype == TSR_DTYPE_BF16;
+  for (size_t r = 0; r < 8; ++r)
+    for (size_t x = 0; x < dim; ++x) {
+      const size_t at = halves ? place_of(x, lanes) : x;
+      q[at / 4 * 32 + r * 4 + at % 4] = kernel_uniform(54, r * dim + x, -1, 1);
+    }
+  score_eight<E>(rows.data(), rows.data(), n, dim, q, copies, s);
+  for (size_t j = 0; j < n; ++j)
+    for (size_t r = 0; r < 8; ++r) {
+      double want = 0, size = 0;
+      for (size_t x = 0; x < dim; ++x) {
+        const double term = static_cast<double>(E::get(k[j * dim + x])) *
+                            kernel_uniform(54, r * dim + x, -1, 1);
+        want += term, size += fabs(term);
+      }
+      const float got = s[j / 2 * lanes + r * 2 + j % 2];
+      kernel_check(fabs(got - want) < 1e-6 * size, "%s: score [%d][%d] of %d is %g, not %g", name,
+                   (int)r, (int)j, (int)dim, got, want);
+    }
+}
+#endif
+
 void run_decode() {
+#if TSRI_CPU_EIGHT
+  for (const size_t n : {1, 7, 16, 64})
+    for (const size_t dim : {32, 64, 128, 160, 512}) {
+      check_eight<F32>("f32", n, dim), check_eight<BF16>("bf16", n, dim);
+      check_eight<F16>("f16", n, dim), check_eight<I8>("int8", n, dim);
+    }
+#endif
   check_codes<I8>("int8", int8_value);
   check_codes<E4M3>("e4m3", tsri_e4m3_to_float);
   check_codes<E5M2>("e5m2", tsri_e5m2_to_float);
