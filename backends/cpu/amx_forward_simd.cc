@@ -23,6 +23,7 @@
 
 #include "amx_pack-inl.h"
 #include "amx_rows-inl.h"
+#include "amx_softmax-inl.h"
 #include "block-inl.h"
 #include "forward_task-inl.h"
 #include "row_policy-inl.h"
@@ -33,7 +34,7 @@ namespace tessera {
 namespace HWY_NAMESPACE {
 
 #if TSRI_AMX_TARGET
-constexpr size_t kBlockRows = 32;  // of a block
+constexpr size_t kBlockRows = kPairRows;  // of a block
 
 class AmxForwardTask : RowTask<2, true> {
  public:
@@ -184,16 +185,16 @@ class AmxForwardTask : RowTask<2, true> {
       if (after) scores_ = after->groups * task.chunks_;
       if (before) outputs_ = before->groups * (task.dims_v_ / kTileDepth);
     }
-    size_t steps() const { return scores_ + outputs_; }
-    // One step of those that are left.
-    HWY_INLINE void advance() {
-      if (scores_ > 0) {
-        --scores_;
-        add_scores();
-      } else {
-        --outputs_;
-        add_outputs();
-      }
+    // Steps that are left; scores go first, for outputs use the same registers.
+    size_t scores() const { return scores_; }
+    size_t outputs() const { return outputs_; }
+    HWY_INLINE void advance_scores() {
+      --scores_;
+      add_scores();
+    }
+    HWY_INLINE void advance_outputs() {
+      --outputs_;
+      add_outputs();
     }
 
    private:
@@ -262,7 +263,8 @@ class AmxForwardTask : RowTask<2, true> {
   };
 
   static HWY_NOINLINE void finish_work(TileWork work) {
-    while (work.steps() > 0) work.advance();
+    while (work.scores() > 0) work.advance_scores();
+    while (work.outputs() > 0) work.advance_outputs();
   }
 
   // One block, one step: its softmax, and the tile work of its neighbours.
@@ -278,23 +280,30 @@ class AmxForwardTask : RowTask<2, true> {
     const VF r0 = Recurrence::reference(hn::Load(d, m));
     const VF r1 = Recurrence::reference(hn::Load(d, m + lanes_));
     const VF unit = hn::Set(d, unit_);
-    const VF a0 = Recurrence::correction_in(unit, old0, r0);
-    const VF a1 = Recurrence::correction_in(unit, old1, r1);
+    VF a0, a1, t0 = r0, t1 = r0;
+    // Where nothing else is compared with the sum, the factor of the scores goes into the references;
+    // scores times it must not overflow.
+    const bool ready = !args_.lse && !p_.sink && p_.dropout == 0 && unit_ <= 1.0f;
+    if (ready) {
+      // Of a row without a key so far the old maximum is -inf: alpha is 0.
+      const VF e0 = hn::Mul(unit, r0), e1 = hn::Mul(unit, r1);
+      a0 = Recurrence::correction(hn::Mul(unit, old0), e0);
+      a1 = Recurrence::correction(hn::Mul(unit, old1), e1);
+      softmax_pairs<ReadyProb>(now->s, block.keys, unit, e0, e1, t0, t1, work);
+    } else {
+      a0 = Recurrence::correction_in(unit, old0, r0);
+      a1 = Recurrence::correction_in(unit, old1, r1);
+    }
     hn::Store(a0, d, now->alpha);
     hn::Store(a1, d, now->alpha + lanes_);
-    VF t0 = r0, t1 = r0;
     if (p_.dropout > 0) {
       VF t2 = r0;
       finish_work(work);
       softmax_tile<2>(now->s, block.keys, unit, r0, r1, r0, t0, t1, t2);
       steps_.drop(score_tile_of(block, now->s), job_.drop_key, now->s);
       pair_tile(now->s, block.keys);
-    } else {
-      // The sum that LSE is made of has to be exact to float32.
-      if (args_.lse)
-        softmax_pairs<Recurrence>(now->s, block.keys, unit, r0, r1, t0, t1, work);
-      else
-        softmax_pairs<RoundedRecurrence>(now->s, block.keys, unit, r0, r1, t0, t1, work);
+    } else if (!ready) {
+      softmax_pairs<ExactProb>(now->s, block.keys, unit, r0, r1, t0, t1, work);
     }
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes_), a1, t1), d, l + lanes_);
@@ -311,66 +320,6 @@ class AmxForwardTask : RowTask<2, true> {
       hn::Store(Recurrence::rescale(hn::Load(d, o + x), a0), d, o + x);
       hn::Store(Recurrence::rescale(hn::Load(d, o + x + lanes_), a1), d, o + x + lanes_);
     }
-  }
-
-  // Scores to P^T in words of two keys, in place, and the sum over keys of each lane before
-  // rounding, with the steps of `work` spread over the keys. Keys up to a whole tile get 0.
-  template <class Softmax>
-  HWY_NOINLINE void softmax_pairs(float *s, size_t n, VF unit, VF r0, VF r1, VF &sum0, VF &sum1,
-                                  TileWork &work_of_others) const {
-    const DF d;
-    TileWork work = work_of_others;
-    const size_t steps = work.steps(), turns = n / 2;
-    float *base = s, *p = s;
-    VF t0 = hn::Zero(d), t1 = t0;
-    size_t j = 0, due = 0;
-    for (; j + 2 <= n; j += 2, s += 2 * kBlockRows, p += kBlockRows) {
-      for (due += steps; due >= turns && work.steps() > 0; due -= turns) work.advance();
-      const VF a0 = Softmax::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = Softmax::prob_in(unit, hn::Load(d, s + kTileSide), r1);
-      const VF b0 = Softmax::prob_in(unit, hn::Load(d, s + kBlockRows), r0);
-      const VF b1 = Softmax::prob_in(unit, hn::Load(d, s + kBlockRows + kTileSide), r1);
-      t0 = hn::Add(hn::Add(t0, a0), b0);
-      t1 = hn::Add(hn::Add(t1, a1), b1);
-      store_pair(a0, b0, p);
-      store_pair(a1, b1, p + kTileSide);
-    }
-    while (work.steps() > 0) work.advance();
-    if (j < n) {
-      const VF a0 = Softmax::prob_in(unit, hn::Load(d, s), r0);
-      const VF a1 = Softmax::prob_in(unit, hn::Load(d, s + kTileSide), r1);
-      t0 = hn::Add(t0, a0);
-      t1 = hn::Add(t1, a1);
-      store_pair(a0, hn::Zero(d), p);
-      store_pair(a1, hn::Zero(d), p + kTileSide);
-      p += kBlockRows;
-    }
-    clear_pairs(base, n, p);
-    sum0 = t0;
-    sum1 = t1;
-  }
-
-  static HWY_INLINE void store_pair(VF a, VF b, float *p) {
-    _mm512_store_si512(p, pair_words(a.raw, b.raw));
-  }
-
-  // Words from p on up to those of the last tile.
-  static void clear_pairs(const float *base, size_t n, float *p) {
-    const size_t words = (n + kTileDepth - 1) / kTileDepth * kTileSide * kBlockRows;
-    const size_t done = static_cast<size_t>(p - base);
-    if (done < words) memset(p, 0, (words - done) * sizeof(float));
-  }
-
-  // P^T as float32 to words of two keys, in place.
-  static HWY_NOINLINE void pair_tile(float *s, size_t n) {
-    const DF d;
-    float *base = s, *p = s;
-    for (size_t j = 0; j < n; j += 2, s += 2 * kBlockRows, p += kBlockRows)
-      for (size_t x = 0; x < kBlockRows; x += kTileSide) {
-        const VF a = hn::Load(d, s + x);
-        store_pair(a, j + 1 < n ? hn::Load(d, s + x + kBlockRows) : hn::Zero(d), p + x);
-      }
-    clear_pairs(base, n, p);
   }
 
   HWY_ALIGN_MAX float alpha_[3 * kBlockRows];  // of the folds at hand

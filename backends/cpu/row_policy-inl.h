@@ -5,7 +5,7 @@
 // on that lane's input alone, so a row gives the same bits in whatever lane it lands.
 //
 // 2^x = 2^r 2^f with r = round(x), f in [-1/2, 1/2]; 2^f by a polynomial of degree 6 with constant
-// term 1 (relative error 4e-9, below the rounding of its evaluation; degree 4: 3.6e-6). Results below 2^-126 are 0.
+// term 1 (relative error 4e-9, below the rounding of its evaluation). Results below 2^-126 are 0.
 // ln x = e ln 2 + f - f^2/2 + f^3 P(f), 1 + f in [sqrt(1/2), sqrt(2)), P of degree 8.
 // tanh by an odd polynomial up to 0.625, beyond by 1 - 2 / (e^2x + 1).
 #include "common/platform.h"
@@ -48,35 +48,25 @@ HWY_INLINE VF at_most(VF a, VF limit) {
 }
   #endif
 
-// 2^f by a polynomial of degree kDegree, 6 or 4, exactly 1 at 0.
-template <int kDegree>
+// 2^f by the polynomial, exactly 1 at 0.
 HWY_INLINE VF exp2_polynomial(DF d, VF f) {
-  VF p;
-  if constexpr (kDegree == 4) {
-    p = hn::Set(d, 9.782912638e-03f);
-    p = hn::MulAdd(p, f, hn::Set(d, 5.597688363e-02f));
-    p = hn::MulAdd(p, f, hn::Set(d, 2.402071108e-01f));
-    p = hn::MulAdd(p, f, hn::Set(d, 6.931136044e-01f));
-  } else {
-    p = hn::Set(d, 1.546973198e-04f);
-    p = hn::MulAdd(p, f, hn::Set(d, 1.341000097e-03f));
-    p = hn::MulAdd(p, f, hn::Set(d, 9.618030783e-03f));
-    p = hn::MulAdd(p, f, hn::Set(d, 5.550297314e-02f));
-    p = hn::MulAdd(p, f, hn::Set(d, 2.402265108e-01f));
-    p = hn::MulAdd(p, f, hn::Set(d, 6.931472254e-01f));
-  }
+  VF p = hn::Set(d, 1.546973198e-04f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.341000097e-03f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.618030783e-03f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.550297314e-02f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.402265108e-01f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.931472254e-01f));
   return hn::MulAdd(p, f, hn::Set(d, 1.0f));
 }
 
 // 2^x for x <= 127; exactly 0 at -inf and wherever x < -126, exactly 1 at 0, NaN at NaN.
-template <int kDegree = 6>
 HWY_INLINE VF exp2_of(VF x) {
   const DF d;
   #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   // scalef does in one instruction what needs four elsewhere. Lanes below -126 are cleared, NaN is
   // not: subnormal probabilities would cost a microcode assist in every product.
   const VF r{_mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-  const VF p = exp2_polynomial<kDegree>(d, hn::Sub(x, r));
+  const VF p = exp2_polynomial(d, hn::Sub(x, r));
   const __mmask16 kept = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return VF{_mm512_maskz_scalef_ps(kept, p.raw, r.raw)};
   #else
@@ -84,7 +74,7 @@ HWY_INLINE VF exp2_of(VF x) {
   const VF lowest = hn::Set(d, -126.0f);
   const VF bounded = at_least(x, lowest);
   const VF r = hn::Round(bounded);
-  const VF p = exp2_polynomial<kDegree>(d, hn::Sub(bounded, r));
+  const VF p = exp2_polynomial(d, hn::Sub(bounded, r));
   const VF y = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::ConvertTo(di, r))));
   // p of a NaN is NaN, and adding to its exponent field could turn it into a number.
   const VF kept = hn::IfThenElse(hn::Eq(x, x), y, x);
@@ -95,7 +85,6 @@ HWY_INLINE VF exp2_of(VF x) {
 // 2^(x unit) without rounding the product first: adding 1.5 2^23 leaves its integer part in the low
 // bits, and the rest is exact with fused multiply-add. Exactly 0 where x unit < -126, exactly 1 at 0,
 // NaN at NaN; x unit <= 127, unit > 0.
-template <int kDegree = 6>
 HWY_INLINE VF exp2_product(VF x, VF unit) {
   const DF d;
   const VF magic = hn::Set(d, 12582912.0f);
@@ -103,14 +92,14 @@ HWY_INLINE VF exp2_product(VF x, VF unit) {
   const VF lowest = hn::Max(hn::Div(hn::Set(d, -126.0f), unit), hn::Set(d, -3.402823466e38f));
   #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   const VF r = hn::Sub(hn::MulAdd(x, unit, magic), magic);
-  const VF p = exp2_polynomial<kDegree>(d, hn::MulSub(x, unit, r));
+  const VF p = exp2_polynomial(d, hn::MulSub(x, unit, r));
   const __mmask16 kept = _mm512_cmp_ps_mask(x.raw, lowest.raw, _CMP_NLT_UQ);
   return VF{_mm512_maskz_scalef_ps(kept, p.raw, r.raw)};
   #else
   const DI di;
   const VF bounded = at_least(x, lowest);
   const VF whole = hn::MulAdd(bounded, unit, magic);
-  const VF p = exp2_polynomial<kDegree>(d, hn::MulSub(bounded, unit, hn::Sub(whole, magic)));
+  const VF p = exp2_polynomial(d, hn::MulSub(bounded, unit, hn::Sub(whole, magic)));
   const VI exponent = hn::ShiftLeft<23>(hn::BitCast(di, whole));
   const VF y = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
   const VF kept = hn::IfThenElse(hn::Eq(x, x), y, x);
@@ -184,18 +173,9 @@ struct RowPolicy {
   }
 };
 
-// For probabilities that are rounded to 16 bits next: relative error 3.6e-6, two operations fewer.
-struct RoundedRowPolicy : RowPolicy {
-  static HWY_INLINE V exp2(V x) { return exp2_of<4>(x); }
-  static HWY_INLINE V exp2_product(V x, V unit) {
-    return tessera::HWY_NAMESPACE::exp2_product<4>(x, unit);
-  }
-};
-
   #include "common/online_softmax-inl.h"
 
 using Recurrence = OnlineSoftmax<RowPolicy>;
-using RoundedRecurrence = OnlineSoftmax<RoundedRowPolicy>;
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
