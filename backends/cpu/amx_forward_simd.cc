@@ -101,12 +101,36 @@ class AmxForwardTask : RowTask<2, true> {
       const uint16_t *rows[kTileDepth];
       const size_t n = HWY_MIN(kTileDepth, keys - j);
       load_keys16(p_.k, args_.k, dim_, key + static_cast<int64_t>(j), n, rows);
-      pack_rows(rows, dim_, tile_at(static_cast<void *>(s_.k), j / kTileSide * chunks_));
+      keys_[j / kTileDepth] =
+          key_tiles(rows, n, tile_at(static_cast<void *>(s_.k), j / kTileSide * chunks_));
       load_keys16(p_.v, args_.v, dim_v_, key + static_cast<int64_t>(j), n, rows);
       pack_columns(rows, dim_v_,
                    tile_at(static_cast<void *>(s_.v), j / kTileDepth * (dims_v_ / kTileSide)));
     }
     run_blocks(begin, end, key);
+  }
+
+  // Tiles of 32 keys: `chunk` bytes to the next 32 dims, `half` to the next 16 keys, `line` to the
+  // next key.
+  struct KeyTiles {
+    const uint8_t *base;
+    size_t line, chunk, half;
+  };
+
+  // Rows of K where they lie, if they are whole tiles at one distance, else packed.
+  KeyTiles key_tiles(const uint16_t *const *rows, size_t n, uint8_t *room) const {
+    if (n == kTileDepth && dim_ % kTileDepth == 0 && p_.k.stride[3] == 1) {
+      const int64_t step = rows[1] - rows[0];
+      bool even = step > 0;
+      for (size_t r = 1; r < kTileDepth; ++r) even = even && rows[r] - rows[r - 1] == step;
+      if (even) {
+        const size_t line = static_cast<size_t>(step) * sizeof(uint16_t);
+        return {reinterpret_cast<const uint8_t *>(rows[0]), line, kTileDepth * sizeof(uint16_t),
+                kTileSide * line};
+      }
+    }
+    pack_rows(rows, dim_, room);
+    return {room, kTileDepth * sizeof(uint16_t), kTileBytes, chunks_ * kTileBytes};
   }
 
   // A block and its keys of one step.
@@ -203,16 +227,16 @@ class AmxForwardTask : RowTask<2, true> {
     // S^T of 32 keys += 32 dims.
     HWY_INLINE void add_scores() {
       const size_t chunks = task_.chunks_;
+      const KeyTiles &keys = task_.keys_[after_->group + outer_];
       const uint8_t *q = task_.q_of(after_->block) + 2 * inner_ * kTileBytes;
-      const uint8_t *k = tile_at(static_cast<const void *>(task_.s_.k),
-                                 (after_->group + outer_) * 2 * chunks + inner_);
+      const uint8_t *k = keys.base + inner_ * keys.chunk;
       if (inner_ == 0) tiles_.zero<0>(), tiles_.zero<1>(), tiles_.zero<2>(), tiles_.zero<3>();
       tiles_.load<6>(q, 64);
-      tiles_.load<4>(k, 64);
+      tiles_.load<4>(k, keys.line);
       tiles_.dot<0, 4, 6>();
       tiles_.load<7>(q + kTileBytes, 64);
       tiles_.dot<1, 4, 7>();
-      tiles_.load<5>(k + chunks * kTileBytes, 64);
+      tiles_.load<5>(k + keys.half, keys.line);
       tiles_.dot<2, 5, 6>();
       tiles_.dot<3, 5, 7>();
       if (++inner_ < chunks) return;
@@ -323,6 +347,7 @@ class AmxForwardTask : RowTask<2, true> {
   }
 
   HWY_ALIGN_MAX float alpha_[3 * kBlockRows];  // of the folds at hand
+  KeyTiles keys_[TSRI_CPU_AMX_STEPS * 128 / kTileDepth];
   Tiles tiles_;
   size_t chunks_;  // of 32 dims of Q and K
   size_t dims_v_;  // of V and O, padded

@@ -126,16 +126,12 @@ static HWY_NOINLINE HWY_MAYBE_UNUSED void widen_rows_any(tsr_dtype dtype, bool h
 // inner loops.
 constexpr size_t kSlot = 32;
 
-// Elements of 4 bytes: a slot is two lines, and what is asked for goes to L2, for L1 holds K or V
-// of the step at hand. Smaller ones go to L1, beside it.
+// A slot of 4-byte elements is two lines. What is asked for goes to L2: L1 holds K or V of the step
+// at hand, and a core has more requests of L2 under way than of L1.
 template <bool kFour>
 HWY_INLINE void prefetch_slot(const void *address) {
-  if constexpr (kFour) {
-    __builtin_prefetch(address, 0, 2);
-    __builtin_prefetch(static_cast<const unsigned char *>(address) + 64, 0, 2);
-  } else {
-    __builtin_prefetch(address, 0, 3);
-  }
+  __builtin_prefetch(address, 0, 2);
+  if constexpr (kFour) __builtin_prefetch(static_cast<const unsigned char *>(address) + 64, 0, 2);
 }
 
 // Columns of O (vectors of dims) go in pairs, 8 / rows pairs to a block.

@@ -44,9 +44,12 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   const int64_t row_bytes = (p->dim_qk + p->dim_v) * (int64_t)sizeof(float);
   const int64_t rows = tsri_mul_sat(p->seq_q, problem->group); /* of one sequence and KV head */
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
+  const int64_t share = tsri_mul_sat(rows, pairs) / runner->threads; /* of a thread */
   int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
-  /* Enough tasks for threads to balance, and not too many with tiles, of which each packs K and V. */
-  fit = min64(fit, tsri_mul_sat(rows, pairs) / ((amx ? 4 : 8) * (int64_t)runner->threads));
+  /* Enough tasks for threads to balance: 16 each, for the last one of the slowest is what all wait
+   * for, but from 8 on no fewer rows than let K and V pass without being felt. Not so many with AMX
+   * tiles, of which each task packs V. */
+  fit = min64(fit, amx ? share / 4 : max64(share / 16, min64(share / 8, most / 2)));
   fit = min64(fit, ceil_div(rows, block) * block);
   return max64(block, fit / block * block);
 }
