@@ -210,7 +210,10 @@ struct Loader {
 std::unique_ptr<CodeObject> CodeObject::load(const void *image, size_t bytes, std::string *error) {
   const unsigned char *data = static_cast<const unsigned char *>(image);
   if (bytes == 0 && memcmp(data, ELFMAG, SELFMAG) == 0) bytes = Loader::measure(data);
-  Loader loader = {data, bytes, error};
+  Loader loader = {};
+  loader.image = data;
+  loader.bytes = bytes;
+  loader.error = error;
   loader.object.reset(new CodeObject);
   if (!loader.load()) return nullptr;
   return std::move(loader.object);

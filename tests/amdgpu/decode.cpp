@@ -207,6 +207,7 @@ bool read_modifier(const std::string &text, Inst *inst) {
   for (const auto &s : selects)
     if (key == s.key) {
       inst->modifiers |= kModSelect;
+      if (s.bits == &inst->select_high) inst->has_select_high = true;
       return read_bits(value, s.bits);
     }
   return read_sdwa(key, value, inst) || read_dpp(key, value, inst);

@@ -198,6 +198,11 @@ uint32_t absolute(int32_t x) { return x < 0 ? 0u - static_cast<uint32_t>(x) : st
 uint32_t pack_low(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
 uint32_t pack_low_high(uint32_t a, uint32_t b) { return (a & 0xffff) | (b & 0xffff0000u); }
 uint32_t pack_high(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000u); }
+float fused(float a, float b, float c) { return fmaf(a, b, c); }
+float ftrunc(float x) { return truncf(x); }
+float ffloor(float x) { return floorf(x); }
+float fceil(float x) { return ceilf(x); }
+float frndne(float x) { return rintf(x); }
 float from_u(uint32_t x) { return static_cast<float>(x); }
 float from_i(int32_t x) { return static_cast<float>(x); }
 uint32_t to_u(float x) { return !(x > 0) ? 0 : x >= 0x1p32f ? 0xffffffffu : static_cast<uint32_t>(x); }
@@ -372,6 +377,11 @@ void add_arithmetic(Table &t) {
   t["s_sub_f32"] = {Scalar<difference<float>>::run, 0, 0};
   t["s_mul_f32"] = {Scalar<product<float>>::run, 0, 0};
   t["s_fmac_f32"] = {fmac, 0, 0};
+  for (const char *name : {"s_fmamk_f32", "s_fmaak_f32"}) t[name] = {Scalar<fused>::run, 0, 0};
+  t["s_trunc_f32"] = {Scalar<ftrunc>::run, 0, 0};
+  t["s_floor_f32"] = {Scalar<ffloor>::run, 0, 0};
+  t["s_ceil_f32"] = {Scalar<fceil>::run, 0, 0};
+  t["s_rndne_f32"] = {Scalar<frndne>::run, 0, 0};
   t["s_cvt_f32_u32"] = {Scalar<from_u>::run, 0, 0};
   t["s_cvt_f32_i32"] = {Scalar<from_i>::run, 0, 0};
   t["s_cvt_u32_f32"] = {Scalar<to_u>::run, 0, 0};

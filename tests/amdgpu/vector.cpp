@@ -100,6 +100,8 @@ float fsub(float a, float b) { return a - b; }
 float fsubrev(float a, float b) { return b - a; }
 float fmul(float a, float b) { return a * b; }
 float fused(float a, float b, float c) { return fmaf(a, b, c); }
+// Two roundings, and no denormals whatever the mode.
+float multiplied_onto(float a, float b, float c) { return flush(flush(flush(a) * flush(b)) + flush(c)); }
 // The number where one is no number; of zeros the positive one.
 float fmax2(float a, float b) {
   if (a != a) return b;
@@ -245,6 +247,36 @@ void div_fmas(Wave &w, const Inst &i) {
   out.write(w, i, 0);
 }
 
+// A scalar's exp, log and so on: the vector unit's function of one value.
+template <float (*f)(float)>
+void of_scalar(Wave &w, const Inst &i) {
+  const Operand &o = i.op[1];
+  float x = as_float(scalar_word(w, o));
+  if (o.absolute) x = fabsf(x);
+  set_scalar_word(w, i.op[0], as_word(f(o.negate ? -x : x)));
+}
+
+// fma of sources that are float32, or where op_sel_hi says so float16: the half that op_sel names.
+void fma_mix(Wave &w, const Inst &i) {
+  float x[3][64];
+  uint32_t buffer[64], out[64];
+  for (int n = 0; n < 3; ++n) {
+    const Operand &o = i.op[n + 1];
+    Inst raw = i; // signs belong to the value, whatever its size
+    raw.op[n + 1].negate = raw.op[n + 1].absolute = false;
+    const uint32_t *words = read_words(w, raw, n + 1, buffer);
+    const bool half = i.has_select_high && (i.select_high >> n & 1), high = i.select >> n & 1;
+    for (int l = 0; l < w.lanes; ++l) {
+      const uint16_t bits = static_cast<uint16_t>(high ? words[l] >> 16 : words[l]);
+      float y = !half ? as_float(words[l]) : float_of_half(o.kind == Kind::kConstant ? o.half : bits);
+      if (o.absolute) y = fabsf(y);
+      x[n][l] = o.negate ? -y : y;
+    }
+  }
+  for (int l = 0; l < w.lanes; ++l) out[l] = as_word(fmaf(x[0][l], x[1][l], x[2][l]));
+  write_words(w, i, 0, out);
+}
+
 // v_fmaak d, a, b, k and v_fmamk d, a, k, b are the fused form as their operands stand.
 struct Plain {
   const char *name;
@@ -323,7 +355,7 @@ const Plain kFloats[] = {{"v_add_f32", per_lane<fadd>},
                          {"v_fma_f32", per_lane<fused>},
                          {"v_fmaak_f32", per_lane<fused>},
                          {"v_fmamk_f32", per_lane<fused>},
-                         {"v_fmac_f32", PerLane<fused>::run_onto},
+                         {"v_fmac_f32", PerLane<fused>::run_onto}, {"v_mac_f32", PerLane<multiplied_onto>::run_onto},
                          {"v_max_f32", per_lane<fmax2>},
                          {"v_min_f32", per_lane<fmin2>},
                          {"v_max_num_f32", per_lane<fmax2>},
@@ -368,6 +400,12 @@ void add_vector(Table &t) {
   for (const Plain &p : kFloats) t[p.name] = {p.run, kModSdwa | kModDpp | kModSigns, 0};
   for (const Plain &p : kHalves) t[p.name] = {p.run, kModSdwa | kModSigns, 0};
   t["v_pack_b32_f16"].modifiers |= kModSelect;
+  t["v_fma_mix_f32"] = {fma_mix, kModSelect | kModSigns, 0};
+  t["v_s_exp_f32"] = {of_scalar<fexp>, kModSigns, 0};
+  t["v_s_log_f32"] = {of_scalar<flog>, kModSigns, 0};
+  t["v_s_rcp_f32"] = {of_scalar<frcp>, kModSigns, 0};
+  t["v_s_rsq_f32"] = {of_scalar<frsq>, kModSigns, 0};
+  t["v_s_sqrt_f32"] = {of_scalar<fsqrt>, kModSigns, 0};
 }
 
 } // namespace amdgpu

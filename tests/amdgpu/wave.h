@@ -79,6 +79,7 @@ struct Inst {
   int32_t offset = 0, offset1 = 0;
   int32_t param = 0; // the table's: what tells instructions of one handler apart
   uint8_t select = 0, select_high = 7, negate_low = 0, negate_high = 0; // bit n: source n
+  bool has_select_high = false;
   Part to = Part::kAll; // what of the result's register is written,
   bool keeps = false;    // and whether the rest stays
   Lanes lanes = Lanes::kSame;
