@@ -371,6 +371,7 @@ void decode(const std::vector<Line> &lines, Family family, Program *program) {
   // Running off the end comes here.
   program->code.emplace_back();
   program->code.back().text = "(end of the kernel's code)";
+  program->code.back().address = lines.empty() ? 0 : lines.back().address + lines.back().bytes;
   program->code.back().run = not_modelled;
   for (Inst &inst : program->code) {
     if (inst.text.compare(0, 8, "s_branch") != 0 && inst.text.compare(0, 9, "s_cbranch") != 0) continue;

@@ -83,7 +83,10 @@ struct LaunchOptions {
   Extent block;                  // threads
   uint32_t dynamic_lds = 0;      // bytes
   bool backwards = false;        // waves run in falling order between barriers, and blocks too
-  uint64_t budget = UINT64_MAX; // wave instructions before the launch is given up as endless
+  uint64_t budget = UINT64_MAX;  // wave instructions before the launch is given up as endless
+  // If not NULL: raised at [address of an instruction / 4] for each time that a wave comes to it. As many as
+  // the kernel's code has words.
+  uint64_t *visits = nullptr;
 };
 
 struct LaunchCounts {

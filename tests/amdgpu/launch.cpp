@@ -201,6 +201,7 @@ struct Launch {
     while (w.state == State::kRuns) {
       i = code + w.pc;
       w.pc = i->next;
+      if (options.visits && i->address < kernel.code_bytes) ++options.visits[i->address / 4];
       if (++n > left)
         w.fail("is one instruction more than the launch's budget");
       else if (w.under_way_total && w.owes(*i))
