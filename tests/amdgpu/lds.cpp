@@ -12,20 +12,17 @@ namespace amdgpu {
 
 namespace {
 
-bool is_race(const Wave &w, Lds::Word &word, bool write, bool atomic) {
-  const uint32_t now = w.lds->barriers;
-  const int16_t me = static_cast<int16_t>(w.number);
-  const bool written = word.written == now, read = word.read == now;
+bool is_race(Lds::Word &word, uint32_t mine, bool write, uint32_t atomic) {
+  const uint32_t now = mine >> 8, me = mine & 0x7f;
+  const bool others_wrote = word.written >> 8 == now && (word.written & 0x7f) != me;
+  const bool others_read = word.read >> 8 == now && (word.read & 0x7f) != me;
   // Atomics of several waves are in order among themselves.
-  if (written && word.writer != me && !(atomic && word.atomic)) return true;
+  if (others_wrote && !(word.written & atomic)) return true;
   if (write) {
-    if (read && word.reader != me) return true;
-    word.writer = written && word.writer != me ? Lds::kSeveral : me;
-    word.written = now;
-    word.atomic = atomic;
+    if (others_read) return true;
+    word.written = (others_wrote ? mine | Lds::kSeveral : mine) | atomic;
   } else {
-    word.reader = read && word.reader != me ? Lds::kSeveral : me;
-    word.read = now;
+    word.read = others_read ? mine | Lds::kSeveral : mine;
   }
   return false;
 }
@@ -33,15 +30,17 @@ bool is_race(const Wave &w, Lds::Word &word, bool write, bool atomic) {
 // Host address of the lane's bytes, NULL after a failure.
 unsigned char *reach(Wave &w, uint32_t address, uint32_t bytes, int lane, bool write, bool atomic = false) {
   Lds &lds = *w.lds;
-  char text[160];
   if (address > lds.bytes.size() || bytes > lds.bytes.size() - address) {
+    char text[160];
     snprintf(text, sizeof text, "touches %u bytes of LDS at 0x%x (lane %d), beyond its %zu bytes", bytes,
              address, lane, lds.bytes.size());
     w.fail(text);
     return nullptr;
   }
-  for (uint32_t k = address / 4; k <= (address + bytes - 1) / 4; ++k)
-    if (bytes >= 4 && is_race(w, lds.words[k], write, atomic)) {
+  const uint32_t mine = lds.barriers << 8 | static_cast<uint32_t>(w.number);
+  for (uint32_t k = address / 4; bytes >= 4 && k <= (address + bytes - 1) / 4; ++k)
+    if (is_race(lds.words[k], mine, write, atomic ? Lds::kAtomic : 0)) {
+      char text[160];
       snprintf(text, sizeof text,
                "%s LDS at 0x%x (lane %d), which another wave touched since the last barrier: a "
                "barrier is missing",

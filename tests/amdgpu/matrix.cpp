@@ -14,7 +14,7 @@
 //   WMMA gfx12             element i of lane 16 g + r is A(r, k), B(k, r) for k = 8 (i / 4) + 4 g +
 //   i % 4;
 //                          element e is D(8 g + e, r)
-#include <math.h>
+#include <algorithm>
 
 #include "half.h"
 #include "wave.h"
@@ -33,51 +33,67 @@ struct Product {
   float d[32][32]; // [row][column]
 };
 
-float element(const Wave &w, const uint32_t *row, int lane, int i, int type) {
-  if (type == kF32) return as_float(row[i * w.lanes + lane]);
-  const uint32_t word = row[i / 2 * w.lanes + lane];
-  const uint16_t half = static_cast<uint16_t>(i & 1 ? word >> 16 : word);
-  if (type == kBf16) {
-    const bool gone = w.flushes_halves && (half & 0x7f80) == 0;
-    return as_float(static_cast<uint32_t>(gone ? half & 0x8000 : half) << 16);
+// Element n of all lanes as float32.
+void convert(const Wave &w, const uint32_t *registers, int n, int type, float *to) {
+  if (type == kF32) {
+    memcpy(to, registers + n * w.lanes, sizeof *to * static_cast<size_t>(w.lanes));
+    return;
   }
-  return float_of_half(w.flushes_halves && (half & 0x7c00) == 0 ? half & 0x8000 : half);
+  const uint32_t *row = registers + n / 2 * w.lanes;
+  uint16_t halves[64];
+  for (int l = 0; l < 64; ++l) halves[l] = 0;
+  for (int l = 0; l < w.lanes; ++l) halves[l] = static_cast<uint16_t>(n & 1 ? row[l] >> 16 : row[l]);
+  if (w.flushes_halves) {
+    const uint16_t exponent = type == kBf16 ? 0x7f80 : 0x7c00;
+    for (uint16_t &h : halves)
+      if ((h & exponent) == 0) h &= 0x8000;
+  }
+  if (type == kF16)
+    floats_of_halves(halves, to);
+  else
+    for (int l = 0; l < 64; ++l) to[l] = as_float(static_cast<uint32_t>(halves[l]) << 16);
 }
 
-void multiply(Product &p, int side, int depth) {
-  for (int k = 0; k < depth; ++k)
-    for (int r = 0; r < side; ++r) {
+template <int side>
+void multiply(Product &p, int depth) {
+  for (int r = 0; r < side; ++r) {
+    float sum[side];
+    memcpy(sum, p.d[r], sizeof sum);
+    for (int k = 0; k < depth; ++k) {
       const float x = p.a[k][r];
-      for (int c = 0; c < side; ++c) p.d[r][c] += x * p.b[k][c];
+      for (int c = 0; c < side; ++c) sum[c] += x * p.b[k][c];
     }
+    memcpy(p.d[r], sum, sizeof sum);
+  }
 }
 
-// Where element e of lane l of an accumulator belongs.
-int result_row(const Wave &w, int side, int l, int e) {
-  if (w.family == Family::kGfx11) return 2 * e + l / 16;
-  if (w.family == Family::kGfx12) return 8 * (l / 16) + e;
-  return side == 16 ? 4 * (l / 16) + e : 8 * (e / 4) + 4 * (l / 32) + e % 4;
+// Row of D that element e of the lanes side * g, side * g + 1, ... is in; they are its columns.
+int result_row(const Wave &w, int side, int g, int e) {
+  if (w.family == Family::kGfx11) return 2 * e + g;
+  if (w.family == Family::kGfx12) return 8 * g + e;
+  return side == 16 ? 4 * g + e : 8 * (e / 4) + 4 * g + e % 4;
 }
 
-bool load_operands(Wave &w, const Inst &i, int side, int depth, Product &p) {
-  const int type = i.param & 3;
-  const uint32_t *a = w.row(i.op[1].reg), *b = w.row(i.op[2].reg);
-  const int elements = w.family == Family::kGfx11 ? depth : depth * side / w.lanes;
-  for (int l = 0; l < w.lanes; ++l)
-    for (int n = 0; n < elements; ++n) {
-      const int g = l / side;
-      int k = g * elements + n;
-      if (w.family == Family::kGfx11) k = n;
-      if (w.family == Family::kGfx12) k = 8 * (n / 4) + 4 * g + n % 4;
-      const float x = element(w, a, l, n, type), y = element(w, b, l, n, type);
-      if (w.family == Family::kGfx11 && g == 1 &&
-          (as_word(p.a[k][l % side]) != as_word(x) || as_word(p.b[k][l % side]) != as_word(y))) {
-        w.fail("gets operands that differ between the halves of the wave");
-        return false;
-      }
-      p.a[k][l % side] = x;
-      p.b[k][l % side] = y;
+// k of element n of these lanes, of `elements` that an operand has.
+int depth_of(const Wave &w, int g, int n, int elements) {
+  if (w.family == Family::kGfx11) return n;
+  return w.family == Family::kGfx12 ? 8 * (n / 4) + 4 * g + n % 4 : g * elements + n;
+}
+
+bool load_operand(Wave &w, const Inst &i, int source, int side, int depth, float (*to)[32]) {
+  const bool doubled = w.family == Family::kGfx11;
+  const int elements = doubled ? depth : depth * side / w.lanes;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(side);
+  float lanes[64];
+  for (int n = 0; n < elements; ++n) {
+    convert(w, w.row(i.op[source].reg), n, i.param & 3, lanes);
+    if (doubled && memcmp(lanes, lanes + side, bytes) != 0) {
+      w.fail("gets operands that differ between the halves of the wave");
+      return false;
     }
+    for (int g = 0; g < (doubled ? 1 : w.lanes / side); ++g)
+      memcpy(to[depth_of(w, g, n, elements)], lanes + g * side, bytes);
+  }
   return true;
 }
 
@@ -94,16 +110,23 @@ void run(Wave &w, const Inst &i) {
       (c.kind != Kind::kVector && c.kind != Kind::kConstant))
     return w.fail("has operands that are not modelled");
   Product p;
-  if (!load_operands(w, i, side, depth, p)) return;
+  if (!load_operand(w, i, 1, side, depth, p.a) || !load_operand(w, i, 2, side, depth, p.b)) return;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(side);
   for (int e = 0; e < elements; ++e)
-    for (int l = 0; l < w.lanes; ++l)
-      p.d[result_row(w, side, l, e)][l % side] =
-          c.kind == Kind::kConstant ? as_float(c.word) : as_float(w.row(c.reg + e)[l]);
-  multiply(p, side, depth);
-  for (int e = 0; e < elements; ++e) {
-    uint32_t *row = w.row(i.op[0].reg + e);
-    for (int l = 0; l < w.lanes; ++l) row[l] = as_word(p.d[result_row(w, side, l, e)][l % side]);
-  }
+    for (int g = 0; g < w.lanes / side; ++g) {
+      float *row = p.d[result_row(w, side, g, e)];
+      if (c.kind == Kind::kVector)
+        memcpy(row, w.row(c.reg + e) + g * side, bytes);
+      else
+        std::fill(row, row + side, as_float(c.word));
+    }
+  if (side == 16)
+    multiply<16>(p, depth);
+  else
+    multiply<32>(p, depth);
+  for (int e = 0; e < elements; ++e)
+    for (int g = 0; g < w.lanes / side; ++g)
+      memcpy(w.row(i.op[0].reg + e) + g * side, p.d[result_row(w, side, g, e)], bytes);
   ++w.matrix;
 }
 

@@ -153,12 +153,12 @@ struct Transfer {
 // LDS of a block, and who touched which of its words since the last barrier: without one in
 // between, a word that a wave writes may be touched by no other.
 struct Lds {
+  // Barriers passed by then in the upper bits; below them the wave, kSeveral, and kAtomic for a write that
+  // was one.
   struct Word {
-    uint32_t written = 0, read = 0;    // barriers passed by then, plus one
-    int16_t writer = -1, reader = -1; // waves; kSeveral: more than one
-    bool atomic = false;               // the write was
+    uint32_t written = 0, read = 0;
   };
-  static constexpr int16_t kSeveral = 0x7fff;
+  static constexpr uint32_t kSeveral = 0x7f, kAtomic = 0x80;
   std::vector<unsigned char> bytes;
   std::vector<Word> words;
   uint32_t barriers = 1;
