@@ -180,6 +180,12 @@ int32_t bfe_i32(uint32_t x, uint32_t what) {
   if (n == 0 || n >= 32) return n ? static_cast<int32_t>(x) >> (what & 31) : 0;
   return static_cast<int32_t>(y << (32 - n)) >> (32 - n);
 }
+int64_t bfe_i64(uint64_t x, uint32_t what) {
+  const uint32_t n = what >> 16 & 127;
+  const uint64_t y = bfe_u64(x, what);
+  if (n == 0 || n >= 64) return n ? static_cast<int64_t>(x) >> (what & 63) : 0;
+  return static_cast<int64_t>(y << (64 - n)) >> (64 - n);
+}
 uint32_t bfm(uint32_t n, uint32_t at) { return ((1u << (n & 31)) - 1) << (at & 31); }
 uint32_t reverse(uint32_t x) {
   uint32_t y = 0;
@@ -358,6 +364,7 @@ void add_arithmetic(Table &t) {
   t["s_sub_nc_u64"] = {Scalar<difference<uint64_t>>::run, 0, 0};
   t["s_bfe_u32"] = {Scalar<bfe_u32>::run_scc, 0, 0};
   t["s_bfe_i32"] = {Scalar<bfe_i32>::run_scc, 0, 0};
+  t["s_bfe_i64"] = {Scalar<bfe_i64>::run_scc, 0, 0};
   t["s_bfe_u64"] = {Scalar<bfe_u64>::run_scc, 0, 0};
   t["s_bfm_b32"] = {Scalar<bfm>::run, 0, 0};
   t["s_brev_b32"] = {Scalar<reverse>::run, 0, 0};
