@@ -17,19 +17,13 @@ void wait(Wave &w, const Inst &i) {
     if (i.max_wait[c] != 255) w.waits(static_cast<Counter>(c), i.max_wait[c]);
 }
 
-bool before_barrier(Wave &w) {
-  if (!w.owes_lds_write()) return true;
-  w.fail("comes while a write to LDS is under way: a wait is missing");
-  return false;
-}
-void barrier(Wave &w, const Inst &) {
-  if (before_barrier(w)) w.state = State::kAtBarrier;
-}
+// LDS carries out what waves gave it before a barrier before what they give it after: nothing to wait for.
+void barrier(Wave &w, const Inst &) { w.state = State::kAtBarrier; }
 // gfx12 says apart that it has arrived, and that it goes on when all have.
 void signal(Wave &w, const Inst &i) {
   if (i.op[0].kind != Kind::kConstant || i.op[0].word != 0xffffffffu || w.signalled)
     return w.fail("is a barrier that is not modelled");
-  if (before_barrier(w)) w.signalled = true;
+  w.signalled = true;
 }
 void wait_barrier(Wave &w, const Inst &i) {
   if (i.op[0].kind != Kind::kConstant || static_cast<int16_t>(i.op[0].word) != -1 || !w.signalled)

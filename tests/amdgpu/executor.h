@@ -5,8 +5,8 @@
 // instruction forms that this project's kernels use and stops, with the instruction's text, at any
 // other. Device memory is host memory that was made known with Executor::add_block(); an access
 // outside of it is an error. It is stricter than a device: registers and LDS start as NaN, a result
-// used before it was waited for, an LDS write not waited for before a barrier and matrix
-// instructions with lanes off are errors.
+// used before it was waited for, LDS that waves share without a barrier and matrix instructions with
+// lanes off are errors.
 //
 // It says what the ISA's rules make of a kernel. It has no caches, no timing and no hazards
 // (s_nop).

@@ -75,7 +75,7 @@ void store(Wave &w, const Inst &i) {
     if (!to) return;
     store_lane(w, to, i.param, row + l);
   }
-  w.starts(kLocal, true, 0, 0, true, true);
+  w.starts(kLocal, true, 0, 0, true);
 }
 
 // Two elements, each with its offset in elements or in 64 of them.
@@ -110,7 +110,7 @@ void store_two(Wave &w, const Inst &i) {
       store_lane(w, to, i.param, w.row(i.op[1 + k].reg) + l);
     }
   }
-  w.starts(kLocal, true, 0, 0, true, true);
+  w.starts(kLocal, true, 0, 0, true);
 }
 
 // param: which Atomic, and kAccessHigh where the old value is returned.
@@ -130,7 +130,7 @@ void atomic(Wave &w, const Inst &i) {
     memcpy(at, &x, 4);
     if (returns) w.row(i.op[0].reg)[l] = old;
   }
-  w.starts(kLocal, true, returns ? i.op[0].reg : 0, returns ? 1 : 0, true, true);
+  w.starts(kLocal, true, returns ? i.op[0].reg : 0, returns ? 1 : 0, true);
 }
 
 struct Named {

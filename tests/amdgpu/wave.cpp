@@ -19,9 +19,9 @@ void Wave::set_mask(const Operand &o, uint64_t x) {
   if (lanes == 64) s[o.reg + 1] = static_cast<uint32_t>(x >> 32);
 }
 
-void Wave::starts(Counter counter, bool vector, int reg, int count, bool in_order, bool lds_write) {
+void Wave::starts(Counter counter, bool vector, int reg, int count, bool in_order) {
   under_way[counter].push_back(
-      {vector, in_order, lds_write, static_cast<uint16_t>(reg), static_cast<uint16_t>(count)});
+      {vector, in_order, static_cast<uint16_t>(reg), static_cast<uint16_t>(count)});
   ++under_way_total;
   for (int r = reg; r < reg + count; ++r) ++(vector ? owed_vector : owed_scalar)[r];
 }
@@ -53,13 +53,6 @@ bool Wave::owes(const Inst &inst) {
           return true;
         }
     }
-  return false;
-}
-
-bool Wave::owes_lds_write() const {
-  for (const auto &queue : under_way)
-    for (const Transfer &t : queue)
-      if (t.lds_write) return true;
   return false;
 }
 

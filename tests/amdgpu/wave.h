@@ -146,7 +146,7 @@ struct MemoryMap {
 enum Counter : uint8_t { kLoads, kLocal, kStores, kScalarLoads, kCounters };
 
 struct Transfer {
-  bool vector, in_order, lds_write;
+  bool vector, in_order;
   uint16_t reg, count; // what it loads; count 0: nothing
 };
 
@@ -204,10 +204,9 @@ struct Wave {
     error = why;
   }
 
-  void starts(Counter counter, bool vector, int reg, int count, bool in_order, bool lds_write = false);
+  void starts(Counter counter, bool vector, int reg, int count, bool in_order);
   void waits(Counter counter, uint32_t left);
   bool owes(const Inst &inst); // an operand is still owed: fails
-  bool owes_lds_write() const;
 };
 
 // Values of an operand for all lanes: the register's own row, or `buffer` filled.
