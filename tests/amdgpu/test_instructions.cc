@@ -181,6 +181,31 @@ void run_layout(const Target &target, const Layout &y, Kernel *kernel) {
     }
 }
 
+// Images that are cut short or no code objects are refused with a reason; memory is known block by block.
+void run_refusals(const std::string &image) {
+  std::string error;
+  for (size_t bytes = 0; bytes < image.size(); bytes += 1 + image.size() / 97) {
+    const std::string part = image.substr(0, bytes) + std::string(bytes == 0 ? 1 : 0, 'x');
+    error.clear();
+    const auto object = CodeObject::load(part.data(), part.size(), &error);
+    check(object || !error.empty(), "an image of " + std::to_string(bytes) + " bytes is refused with a reason");
+    check(!object || bytes > image.size() / 2, "an image of " + std::to_string(bytes) + " bytes is refused");
+  }
+  std::string other = image;
+  other[18] = 62; // e_machine
+  check(!CodeObject::load(other.data(), other.size(), &error), "another processor's ELF file is refused");
+  unsigned char memory[64];
+  Executor executor;
+  check(executor.add_block(memory + 16, 16) && !executor.add_block(memory + 24, 16) &&
+            !executor.add_block(memory, 17) && !executor.add_block(memory, 0) && executor.add_block(memory, 16),
+        "blocks do not overlap");
+  check(executor.knows(memory + 16, 16) && !executor.knows(memory + 16, 17) && !executor.knows(memory + 32, 1) &&
+            !executor.knows(memory, 32),
+        "what is known is within one block");
+  check(executor.remove_block(memory) && !executor.remove_block(memory) && !executor.knows(memory, 1),
+        "a block is forgotten once");
+}
+
 void run_target(const Target &target, const std::string &clang, const std::string &folder) {
   Assembly assembly(target, 2048);
   for (const Row &row : rows())
@@ -190,6 +215,7 @@ void run_target(const Target &target, const std::string &clang, const std::strin
   const auto object = assembly.assemble(clang, folder + "/instructions_" + target.name);
   check(object != nullptr, std::string(target.name) + ": assembled and loaded");
   if (!object) return;
+  run_refusals(read_file(folder + "/instructions_" + target.name + ".co"));
   int n = 0;
   for (const Row &row : rows())
     if (row.targets & target.bit) run_row(target, row, object->find("k" + std::to_string(n++)));
