@@ -128,6 +128,13 @@ struct BackwardArgs {
   int32_t bias_tiles_k;
 };
 
+// Backward by the copy engine; see backends/cuda/sm90/backward.hpp.
+struct EngineBackwardArgs {
+  BackwardArgs backward;
+  int32_t together; // KV heads that are worked on side by side, so that L2 holds their queries
+  TensorMap q, k, v, dout;
+};
+
 struct BackwardConvertArgs {
   Call call;
   void *to; // rows of Dv elements

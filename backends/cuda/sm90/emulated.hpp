@@ -157,6 +157,17 @@ inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int
 inline void tensor_prefetch(const TensorMap &) {}
 inline void fence_async() {}
 
+struct EmulatedStore {
+  uint32_t offset, r[4];
+};
+inline void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
+  EmulatedStore mine = {offset, {r[0], r[1], r[2], r[3]}};
+  const unsigned char *all = emulated_meet("stmatrix", &mine, sizeof mine);
+  const int lane = lane_index();
+  for (int m = 0; m < 4; ++m) // this lane's word of every matrix, into the row of the lane that names it
+    shared_at<uint32_t>(met_word(all, 8 * m + lane / 4, 0) + static_cast<uint32_t>(lane % 4 * 4)) = r[m];
+}
+
 template <int kRegisters>
 inline void more_registers() {}
 template <int kRegisters>

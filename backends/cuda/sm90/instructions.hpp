@@ -97,6 +97,15 @@ TSRI_DEVICE void tensor_prefetch(const TensorMap &map) {
 // Shared memory written by threads, before a barrier after which wgmma or the copy engine reads it.
 TSRI_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Four 8 x 8 matrices of 16-bit elements, laid out over the warp as accumulators are; lane l gives the
+// address of row l % 8 of matrix l / 8.
+TSRI_DEVICE void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(offset)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // -------------------------------------------------------------------------------- registers
 
 template <int kRegisters>
