@@ -14,11 +14,7 @@
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 
-#include "backends/cuda/sm80/unit.hpp"
-#include "backends/cuda/sm90/instructions.hpp"
-#include "backends/cuda/sm90/store.hpp"
-#include "backends/cuda/sm90/work.hpp"
-#include "common/gpu/backward.hpp"
+#include "backends/cuda/sm90/backward_tiles.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -123,20 +119,11 @@ struct EngineBackward {
 
   // ---------------------------------------------------------------------------------- loading
 
-  template <uint32_t kBytes, uint32_t kPiece>
-  TSRI_DEVICE_MEMBER void load(uint32_t to, const TensorMap &map, uint32_t full, int32_t row, int32_t head,
-                               int32_t batch) {
-    phase_expect(full, kBytes);
-    TSRI_UNROLL
-    for (uint32_t piece = 0; piece < kBytes / kPiece; ++piece)
-      tensor_load(to + piece * kPiece, map, full, static_cast<int32_t>(64 * piece), row, head, batch);
-  }
-
   // By one thread.
   TSRI_DEVICE_MEMBER void load_tiles(const Args &args) {
     const KeyWork &w = work();
     const int32_t group = args.backward.call.group;
-    load<kBytesK, kPieceK>(kK, args.k, kFullK, w.k_row, w.g, w.k_batch);
+    load_boxes<kBytesK, kPieceK>(kK, args.k, kFullK, w.k_row, w.g, w.k_batch);
     int32_t n = 0;
     for (int32_t head = w.g * group; head < (w.g + 1) * group; ++head)
       TSRI_NO_UNROLL
@@ -144,9 +131,9 @@ struct EngineBackward {
         const uint32_t slot = slot_of(n);
         const int32_t row = w.q_row + tile * kTileQ;
         phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        load<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
-        if (n == 0) load<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
-        load<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
+        load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
+        if (n == 0) load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
+        load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
       }
   }
 
@@ -200,40 +187,6 @@ struct EngineBackward {
 
   // ------------------------------------------------------------------------------ multiplying
 
-  // Rows [0, from) and [to, rows of the tile) of a tile become zeros: they are whatever memory holds, and 0
-  // times it need not be 0. By a warpgroup, each for itself.
-  template <uint32_t kBytes, uint32_t kPiece>
-  TSRI_DEVICE_MEMBER void clear_rows(uint32_t tile, int32_t from, int32_t to, int group) {
-    for (uint32_t piece = 0; piece < kBytes; piece += kPiece)
-      for (int i = thread_index() % kWarpgroup; i < static_cast<int>(kPiece / 16); i += kWarpgroup)
-        if (i / 8 < from || i / 8 >= to)
-          shared_at<Chunk>(tile + piece + static_cast<uint32_t>(i) * 16) = Chunk{{0, 0, 0, 0}};
-    fence_async();
-    sync_group(kGroupBarrier + group, kWarpgroup);
-  }
-
-  // acc[key][query] = X Y^T.
-  template <int kDepth, uint32_t kPieceY>
-  TSRI_DEVICE_MEMBER void start_scores(Scores &acc, MatrixTile x, MatrixTile y) {
-    x = matrix_fresh(x);
-    y = matrix_fresh(y);
-    TSRI_UNROLL
-    for (int t = 0; t < kDepth; ++t)
-      matrix_product<false, false>(E{}, acc, matrix_at(x, t / 4 * kPieceK + t % 4 * 32),
-                                   matrix_at(y, t / 4 * kPieceY + t % 4 * 32), t > 0);
-    matrix_commit();
-  }
-
-  // out[key][column] += P^T Z.
-  template <int kOut>
-  TSRI_DEVICE_MEMBER void start_keys(Acc (&out)[kOut], const Operand &p, MatrixTile z) {
-    z = matrix_fresh(z);
-    TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
-      matrix_product_registers<true>(E{}, out, p[c], matrix_at(z, c * 2048), true);
-    matrix_commit();
-  }
-
   // out[query][column] = dS K.
   TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
     s = matrix_fresh(s);
@@ -242,13 +195,6 @@ struct EngineBackward {
     for (int t = 0; t < kTileK / 16; ++t)
       matrix_product<true, true>(E{}, out, matrix_at(s, t * 2048), matrix_at(k, t * 2048), t > 0);
     matrix_commit();
-  }
-
-  TSRI_DEVICE_MEMBER void pack(Operand &p, const Scores &s) {
-    TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
-      TSRI_UNROLL
-      for (int r = 0; r < 4; ++r) p[c][r] = E::pack(s[c].x[2 * r], s[c].x[2 * r + 1]);
   }
 
   // Used index of a lane's first key.
@@ -334,10 +280,10 @@ struct EngineBackward {
 
     phase_wait(kFullK, 0);
     if (w.key0 < 0 || w.key0 + kTileK > w.keys)
-      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, group);
+      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
     wait_queries(0, 0, group);
     matrix_begin();
-    start_scores<kDqk / 16, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ, 16));
+    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ, 16));
     phase_wait(kFullV, 0);
     TSRI_NO_UNROLL
     for (int32_t n = 0;;) {
@@ -345,9 +291,9 @@ struct EngineBackward {
       const uint32_t stats = kStats + slot * kStatBytes, q_tile = kQ + slot * kBytesQ;
       const uint32_t o_tile = kO + slot * kBytesO, s_tile = kS + slot * kBytesS;
       phase_wait(kFullO + 8 * slot, parity);
-      if (left_of(tile) < kTileQ) clear_rows<kBytesO, kPieceQ>(o_tile, 0, left_of(tile), group);
+      if (left_of(tile) < kTileQ) clear_rows<kBytesO, kPieceQ>(o_tile, 0, left_of(tile), kGroupBarrier + group);
       matrix_begin();
-      start_scores<kDv / 16, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16), matrix_tile(o_tile, 16));
+      start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16), matrix_tile(o_tile, 16));
       phase_wait(kFullStats + 8 * slot, parity);
       const bool full = shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
       matrix_wait<1>();
@@ -357,9 +303,9 @@ struct EngineBackward {
       else
         differentiate<true, true>(s, dp, stats, unit, first_key());
       if constexpr (kEarly) {
-        pack(p, s);
+        pack_operand<E>(p, s);
         matrix_begin();
-        start_keys(dv, p, matrix_tile(o_tile, kPieceQ));
+        start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
       }
       matrix_wait<kEarly ? 1 : 0>();
       matrix_pin(dp);
@@ -367,15 +313,15 @@ struct EngineBackward {
         differentiate<false, false>(s, dp, stats, unit, first_key());
       else
         differentiate<true, false>(s, dp, stats, unit, first_key());
-      pack(ds, dp);
-      if constexpr (!kEarly) pack(p, s);
+      pack_operand<E>(ds, dp);
+      if constexpr (!kEarly) pack_operand<E>(p, s);
       store_scores(s_tile, ds);
       fence_async();
       sync_wave();
       if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
       matrix_begin();
-      if constexpr (!kEarly) start_keys(dv, p, matrix_tile(o_tile, kPieceQ));
-      start_keys(dk, ds, matrix_tile(q_tile, kPieceQ));
+      if constexpr (!kEarly) start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
+      start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
       phase_wait(kFullS + 8 * slot, parity);
       Acc dq[kOutQ];
       matrix_begin();
@@ -396,7 +342,7 @@ struct EngineBackward {
       // at once.
       if (more) wait_queries(n, tile, group);
       matrix_begin();
-      start_scores<kDqk / 16, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
+      start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
       matrix_wait<1>();
       matrix_pin(dq);
       add_queries(to, dq, left);
@@ -417,20 +363,7 @@ struct EngineBackward {
   TSRI_DEVICE_MEMBER void wait_queries(int32_t n, int32_t tile, int group) {
     phase_wait(kFullQ + 8 * slot_of(n), parity_of(n));
     const int32_t left = left_of(tile);
-    if (left < kTileQ) clear_rows<kBytesQ, kPieceQ>(kQ + slot_of(n) * kBytesQ, 0, left, group);
-  }
-
-  // factor * out, rows of keys, into a gradient tensor; nothing when it was not asked for.
-  template <int kOut>
-  TSRI_DEVICE_MEMBER void store_keys(Acc (&out)[kOut], float factor, const tsr_layout &layout, void *data, int64_t columns, int group) {
-    if (layout.dtype == TSR_DTYPE_NONE) return;
-    TSRI_UNROLL
-    for (int o = 0; o < kOut; ++o)
-      TSRI_UNROLL
-      for (int e = 0; e < 8; ++e) out[o].x[e] *= factor;
-    const KeyWork &w = work();
-    store_registers<U, kOut>(out, layout, data, w.b, w.g, w.k_row, w.rows, 64 * group + thread_index() / 32 % 4 * 16,
-                             static_cast<int>(columns));
+    if (left < kTileQ) clear_rows<kBytesQ, kPieceQ>(kQ + slot_of(n) * kBytesQ, 0, left, kGroupBarrier + group);
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
@@ -440,8 +373,10 @@ struct EngineBackward {
     clear<U>(dk);
     clear<U>(dv);
     if (work().count > 0) walk(args, group, dk[0], dv[0]);
-    store_keys(dk[0], call.p.scale, call.p.dk, call.a.dk, call.p.dim_qk, group);
-    store_keys(dv[0], 1.0f, call.p.dv, call.a.dv, call.p.dim_v, group);
+    const KeyWork &w = work();
+    const int row = thread_index() / 32 * 16;
+    store_warp_gradient<U>(dk[0], call.p.scale, call.p.dk, call.a.dk, w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+    store_warp_gradient<U>(dv[0], 1.0f, call.p.dv, call.a.dv, w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
