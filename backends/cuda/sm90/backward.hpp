@@ -14,176 +14,35 @@
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 
-#include "backends/cuda/sm90/backward_tiles.hpp"
+#include "backends/cuda/sm90/backward_keys.hpp"
 
 namespace tessera {
 namespace gpu {
 
-// A block's keys and the queries that see them.
-struct KeyWork {
-  int32_t b, g;             // b -1: nothing to do
-  int32_t q_batch, k_batch; // where the copy engine finds them: 0 in packed tensors
-  int32_t k_row, q_row;     // rows of the tensors: the tile's first key, the first used query
-  int32_t key0;             // used index of the tile's first key; negative in left padding
-  int32_t keys, queries;
-  int32_t rows;             // of the slot, from the tile's first key on
-  int32_t begin, count;     // query tiles
-  int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
-};
-
-// Number `n` of the grid: `together` heads side by side, and of each the first keys first, which the most
-// queries see under a causal mask. By a whole warp.
-TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile_q, int tile_k) {
-  const Call &call = args.backward.call;
-  const tsr_problem &p = call.p;
-  const tsr_args &a = call.a;
-  const int64_t tiles = args.backward.tiles, together = args.together;
-  const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  const int64_t section = n / (tiles * together), rest = n - section * tiles * together;
-  const int64_t width = smaller(together, slots - section * together);
-  const int64_t slot = section * together + rest % width, tile = rest / width;
-  KeyWork work = {};
-  work.g = static_cast<int32_t>(slot % p.heads_kv);
-  Place place = {slot / p.heads_kv, static_cast<int32_t>(tile)};
-  if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, 32);
-  work.b = static_cast<int32_t>(place.b);
-  if (work.b < 0) return work;
-  const tsri_sequence sequence = tsri_sequence_of(&p, &a, place.b);
-  const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
-  const int32_t row0 = place.tile * tile_k;
-  work.rows = static_cast<int32_t>(sequence.k.slot_len) - row0;
-  if (work.rows <= 0) work.b = -1;
-  work.q_batch = a.cu_q ? 0 : work.b;
-  work.k_batch = a.cu_k ? 0 : work.b;
-  work.k_row = static_cast<int32_t>(sequence.k.slot_begin) + row0;
-  work.q_row = static_cast<int32_t>(sequence.q.begin);
-  work.key0 = row0 - static_cast<int32_t>(sequence.k.begin - sequence.k.slot_begin);
-  work.keys = static_cast<int32_t>(sequence.k.len);
-  work.queries = static_cast<int32_t>(sequence.q.len);
-  work.stats = stat_row(p, a, sequence.q, place.b, work.g * static_cast<int64_t>(call.group));
-  work.head_stats = a.cu_q ? p.total_q : p.seq_q;
-  const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
-  int64_t from = 0, to = 0;
-  if (first < end) tsri_mask_queries_of(&rule, first, end, &from, &to);
-  work.begin = static_cast<int32_t>(from) / tile_q;
-  work.count = to > from ? ceil_div(static_cast<int32_t>(to), tile_q) - work.begin : 0;
-  return work;
-}
-
 template <class E, int kTileQ_, int kDqk, int kDv>
-struct EngineBackward {
-  using U = MmaSync<E>;
-  using Acc = typename U::Acc;
-  using Args = EngineBackwardArgs;
-  static constexpr int kTileQ = kTileQ_, kTileK = 128;
-  static constexpr int kGroups = 2; // warpgroups that multiply
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-  static constexpr int kMinBlocks = 1;
-  static constexpr int kStages = 2; // of queries, dO, their rows' numbers, and dS
-  static constexpr int kCon = kTileQ / 16;
+struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
+  using Keys = EngineKeys<E, kTileQ_, 128, kDqk, kDv>;
+  using typename Keys::Acc;
+  using typename Keys::Args;
+  using typename Keys::Operand;
+  using typename Keys::Scores;
+  using typename Keys::U;
+  using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
+  using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
+  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes, Keys::kRowBytes;
+  using Keys::kEmpty, Keys::kFullK, Keys::kFullStats, Keys::kFullV, Keys::kGroupBarrier;
+  using Keys::work, Keys::slot_of, Keys::parity_of, Keys::left_of, Keys::first_key;
   static constexpr int kQueryGroups = kTileQ / 64; // dQ: warpgroups over queries, the rest over columns
   static constexpr int kOutQ = kDqk / 16 / (kGroups / kQueryGroups);
   static_assert(kTileQ == 64 || kTileQ == 128, "dQ is made of whole products");
-
-  // Pieces of 64 columns, see instructions.hpp.
-  static constexpr uint32_t kPieceK = kTileK * 128, kPieceQ = kTileQ * 128;
-  static constexpr uint32_t kBytesK = ceil_div(kDqk, 64) * kPieceK, kBytesV = ceil_div(kDv, 64) * kPieceK;
-  static constexpr uint32_t kBytesQ = ceil_div(kDqk, 64) * kPieceQ, kBytesO = ceil_div(kDv, 64) * kPieceQ;
+  static constexpr uint32_t kFullS = Keys::kMore;
   static constexpr uint32_t kBytesS = kQueryGroups * kPieceK; // dS^T: rows of keys, pieces of 64 queries
-
-  static constexpr uint32_t kFullK = 0, kFullV = 8;
-  static constexpr uint32_t kFullQ = 16, kFullO = kFullQ + 8 * kStages, kFullStats = kFullO + 8 * kStages;
-  static constexpr uint32_t kEmpty = kFullStats + 8 * kStages, kFullS = kEmpty + 8 * kStages;
-  static constexpr uint32_t kWork = kFullS + 8 * kStages;
-  // Of a stage: LSE, delta, begin and width of the band of every query; class of the tile for each warpgroup.
-  static constexpr uint32_t kRowBytes = kTileQ * 4, kStatBytes = 4 * kRowBytes + 16;
-  static constexpr uint32_t kStats = ceil_div(kWork + sizeof(KeyWork), 16) * 16;
-  static constexpr uint32_t kK = ceil_div(kStats + kStages * kStatBytes, 1024) * 1024;
-  static constexpr uint32_t kV = kK + kBytesK;
-  static constexpr uint32_t kQ = kV + kBytesV;
-  static constexpr uint32_t kO = kQ + kStages * kBytesQ;
-  static constexpr uint32_t kS = kO + kStages * kBytesO;
+  static constexpr uint32_t kS = Keys::kTilesEnd;
   static constexpr uint32_t kSharedBytes = kS + kStages * kBytesS;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
-  static constexpr int kGroupBarrier = 1; // named barriers, one a warpgroup
 
   // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
   static constexpr bool kEarly = kTileQ * 3 + kDqk + kDv <= 448;
-
-  using Scores = Acc[kCon];
-  using Operand = uint32_t[kCon][4];
-
-  TSRI_DEVICE_MEMBER const KeyWork &work() { return shared_at<KeyWork>(kWork); }
-  TSRI_DEVICE_MEMBER uint32_t slot_of(int32_t n) { return static_cast<uint32_t>(n) & 1; }
-  TSRI_DEVICE_MEMBER uint32_t parity_of(int32_t n) { return static_cast<uint32_t>(n) >> 1 & 1; }
-
-  // ---------------------------------------------------------------------------------- loading
-
-  // By one thread.
-  TSRI_DEVICE_MEMBER void load_tiles(const Args &args) {
-    const KeyWork &w = work();
-    const int32_t group = args.backward.call.group;
-    load_boxes<kBytesK, kPieceK>(kK, args.k, kFullK, w.k_row, w.g, w.k_batch);
-    int32_t n = 0;
-    for (int32_t head = w.g * group; head < (w.g + 1) * group; ++head)
-      TSRI_NO_UNROLL
-      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
-        const uint32_t slot = slot_of(n);
-        const int32_t row = w.q_row + tile * kTileQ;
-        phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
-        if (n == 0) load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
-        load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
-      }
-  }
-
-  // How the queries of a tile, `used` of them, meet the keys of a warpgroup.
-  TSRI_DEVICE_MEMBER int class_of(uint32_t stats, int used, int group) {
-    const KeyWork &w = work();
-    const int32_t j0 = w.key0 + 64 * group, j1 = j0 + 64;
-    if (j0 < 0 || j1 > w.keys) return TSRI_TILE_EDGE;
-    RowBand band[2];
-    TSRI_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t at = stats + 2 * kRowBytes + static_cast<uint32_t>(i ? used - 1 : 0) * 4;
-      band[i].lo = shared_at<int32_t>(at);
-      band[i].hi = static_cast<int32_t>(static_cast<uint32_t>(band[i].lo) + shared_at<uint32_t>(at + kRowBytes));
-    }
-    return RowsClass::of(rows_class(band[0], band[1], 0), j0, j1);
-  }
-
-  // By one warp. Rows beyond the used part are as rows that see nothing.
-  TSRI_DEVICE_MEMBER void load_stats(const Args &args) {
-    const KeyWork &w = work();
-    const int lane = thread_index() % 32;
-    const RowStat *stats = args.backward.stats + w.stats;
-    int32_t n = 0;
-    for (int32_t head = 0; head < args.backward.call.group; ++head, stats += w.head_stats)
-      TSRI_NO_UNROLL
-      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
-        const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
-        const int32_t i0 = tile * kTileQ;
-        phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        TSRI_UNROLL
-        for (int part = 0; part < kTileQ / 32; ++part) {
-          const int r = part * 32 + lane;
-          RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
-          if (i0 + r < w.queries) stat = stats[i0 + r];
-          const uint32_t at = to + static_cast<uint32_t>(r) * 4;
-          shared_at<float>(at) = stat.lse;
-          shared_at<float>(at + kRowBytes) = stat.delta;
-          shared_at<int32_t>(at + 2 * kRowBytes) = stat.lo;
-          shared_at<uint32_t>(at + 3 * kRowBytes) =
-              static_cast<uint32_t>(stat.hi) - static_cast<uint32_t>(stat.lo);
-        }
-        sync_wave();
-        if (lane < kGroups)
-          shared_at<int32_t>(to + 4 * kRowBytes + static_cast<uint32_t>(lane) * 4) =
-              class_of(to, smaller(kTileQ, w.queries - i0), lane);
-        sync_wave();
-        if (lane == 0) phase_arrive(kFullStats + 8 * slot);
-      }
-  }
 
   // ------------------------------------------------------------------------------ multiplying
 
@@ -195,48 +54,6 @@ struct EngineBackward {
     for (int t = 0; t < kTileK / 16; ++t)
       matrix_product<true, true>(E{}, out, matrix_at(s, t * 2048), matrix_at(k, t * 2048), t > 0);
     matrix_commit();
-  }
-
-  // Used index of a lane's first key.
-  TSRI_DEVICE_MEMBER int32_t first_key() {
-    const int thread = fresh_thread_index();
-    return work().key0 + thread / 32 * 16 + thread % 32 / 4;
-  }
-
-  struct alignas(8) TwoBands {
-    uint32_t x[2];
-  };
-
-  // Elements e with the queries 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key).
-  template <bool kEdge, bool kScores>
-  TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit, int32_t j) {
-    TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
-      TSRI_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t at = stats + static_cast<uint32_t>(16 * c + 8 * half + U::con_lane()) * 4;
-        const Pair number = shared_at<Pair>(at + (kScores ? 0 : kRowBytes));
-        TwoBands lo = {}, width = {};
-        if (kEdge) {
-          lo = shared_at<TwoBands>(at + 2 * kRowBytes);
-          width = shared_at<TwoBands>(at + 3 * kRowBytes);
-        }
-        TSRI_UNROLL
-        for (int i = 0; i < 2; ++i)
-          TSRI_UNROLL
-          for (int slot = 0; slot < 2; ++slot) {
-            const int e = 4 * half + 2 * slot + i;
-            const bool allowed = !kEdge || static_cast<uint32_t>(j + 8 * slot) - lo.x[i] < width.x[i];
-            float &x = s[c].x[e], &y = dp[c].x[e];
-            if (kScores) {
-              const float p = Softmax::prob_ready(unit, x, i ? number.hi : number.lo);
-              x = allowed ? p : 0.0f;
-            } else {
-              const float ds = x * (y - (i ? number.hi : number.lo));
-              y = allowed ? ds : 0.0f;
-            }
-          }
-      }
   }
 
   // This warp's 16 keys of dS^T.
@@ -281,7 +98,7 @@ struct EngineBackward {
     phase_wait(kFullK, 0);
     if (w.key0 < 0 || w.key0 + kTileK > w.keys)
       clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
-    wait_queries(0, 0, group);
+    Keys::wait_queries(0, 0, group);
     matrix_begin();
     start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ, 16));
     phase_wait(kFullV, 0);
@@ -290,8 +107,7 @@ struct EngineBackward {
       const uint32_t slot = slot_of(n), parity = parity_of(n);
       const uint32_t stats = kStats + slot * kStatBytes, q_tile = kQ + slot * kBytesQ;
       const uint32_t o_tile = kO + slot * kBytesO, s_tile = kS + slot * kBytesS;
-      phase_wait(kFullO + 8 * slot, parity);
-      if (left_of(tile) < kTileQ) clear_rows<kBytesO, kPieceQ>(o_tile, 0, left_of(tile), kGroupBarrier + group);
+      Keys::wait_dout(n, tile, group);
       matrix_begin();
       start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16), matrix_tile(o_tile, 16));
       phase_wait(kFullStats + 8 * slot, parity);
@@ -299,9 +115,9 @@ struct EngineBackward {
       matrix_wait<1>();
       matrix_pin(s);
       if (full)
-        differentiate<false, true>(s, dp, stats, unit, first_key());
+        Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
       else
-        differentiate<true, true>(s, dp, stats, unit, first_key());
+        Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
       if constexpr (kEarly) {
         pack_operand<E>(p, s);
         matrix_begin();
@@ -310,9 +126,9 @@ struct EngineBackward {
       matrix_wait<kEarly ? 1 : 0>();
       matrix_pin(dp);
       if (full)
-        differentiate<false, false>(s, dp, stats, unit, first_key());
+        Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
       else
-        differentiate<true, false>(s, dp, stats, unit, first_key());
+        Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
       pack_operand<E>(ds, dp);
       if constexpr (!kEarly) pack_operand<E>(p, s);
       store_scores(s_tile, ds);
@@ -340,7 +156,7 @@ struct EngineBackward {
       const bool more = ++n < total;
       // After the last tile scores of none, which nobody reads: a product under a condition would be waited for
       // at once.
-      if (more) wait_queries(n, tile, group);
+      if (more) Keys::wait_queries(n, tile, group);
       matrix_begin();
       start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
       matrix_wait<1>();
@@ -354,16 +170,6 @@ struct EngineBackward {
     matrix_pin(s);
     matrix_pin(dk);
     matrix_pin(dv);
-  }
-
-  // Used queries from the begin of the walk's tile `tile` on.
-  TSRI_DEVICE_MEMBER int32_t left_of(int32_t tile) { return work().queries - (work().begin + tile) * kTileQ; }
-
-  // Queries of turn n, which are those of tile `tile`.
-  TSRI_DEVICE_MEMBER void wait_queries(int32_t n, int32_t tile, int group) {
-    phase_wait(kFullQ + 8 * slot_of(n), parity_of(n));
-    const int32_t left = left_of(tile);
-    if (left < kTileQ) clear_rows<kBytesQ, kPieceQ>(kQ + slot_of(n) * kBytesQ, 0, left, kGroupBarrier + group);
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
@@ -382,32 +188,16 @@ struct EngineBackward {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
     if (thread_index() == 32) {
-      tensor_prefetch(args.q);
-      tensor_prefetch(args.k);
-      tensor_prefetch(args.v);
-      tensor_prefetch(args.dout);
-      phase_init(kFullK, 1);
-      phase_init(kFullV, 1);
-      for (uint32_t s = 0; s < kStages; ++s) {
-        phase_init(kFullQ + 8 * s, 1);
-        phase_init(kFullO + 8 * s, 1);
-        phase_init(kFullStats + 8 * s, 1);
-        phase_init(kEmpty + 8 * s, kGroups);
-        phase_init(kFullS + 8 * s, 4 * kGroups);
-      }
+      Keys::start_barriers(args);
+      for (uint32_t s = 0; s < kStages; ++s) phase_init(kFullS + 8 * s, 4 * kGroups);
       phase_init_done();
     }
-    if (warp == 0) {
-      const KeyWork found = key_work(args, block_index(), kTileQ, kTileK);
-      if (thread_index() == 0) shared_at<KeyWork>(kWork) = found;
-    }
+    if (warp == 0) Keys::find(args);
     sync_block();
     if (work().b < 0) return;
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
-      if (work().count == 0) return;
-      if (thread_index() == kGroups * kWarpgroup) load_tiles(args);
-      if (warp == 4 * kGroups + 1) load_stats(args);
+      Keys::feed(args);
     } else {
       more_registers<240>();
       multiply(args);
