@@ -46,14 +46,30 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
 
   // ------------------------------------------------------------------------------ multiplying
 
-  // out[query][column] = dS K.
-  TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
-    s = matrix_fresh(s);
+  // out[query][column] = dS K. dS comes through registers: for products out of shared memory it would have to
+  // be made visible to them, by a fence that waits until all additions to dQ are done.
+  TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], uint32_t s_tile, int warp, MatrixTile k) {
+    uint32_t s[kTileK / 16][4];
+    load_queries(s, s_tile, warp);
     k = matrix_fresh(k);
+    matrix_begin();
     TSRI_UNROLL
     for (int t = 0; t < kTileK / 16; ++t)
-      matrix_product<true, true>(E{}, out, matrix_at(s, t * 2048), matrix_at(k, t * 2048), t > 0);
+      matrix_product_registers<true>(E{}, out, s[t], matrix_at(k, static_cast<uint32_t>(t) * 2048), t > 0);
     matrix_commit();
+  }
+
+  // dS of a warp's 16 queries and all keys.
+  TSRI_DEVICE_MEMBER void load_queries(uint32_t (&s)[kTileK / 16][4], uint32_t s_tile, int warp) {
+    using F = typename U::Fresh;
+    const typename F::ApplyTOffset at = F::template apply_transposed_offset<128>(s_tile, 16 * warp);
+    TSRI_UNROLL
+    for (int t = 0; t < kTileK / 16; ++t) {
+      typename F::Free step;
+      F::template load_apply_transposed<128>(step, at, 0, t);
+      TSRI_UNROLL
+      for (int r = 0; r < 4; ++r) s[t][r] = step.r[r];
+    }
   }
 
   // This warp's 16 keys of dS^T.
@@ -132,7 +148,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       pack_operand<E>(ds, dp);
       if constexpr (!kEarly) pack_operand<E>(p, s);
       store_scores(s_tile, ds);
-      fence_async();
       sync_wave();
       if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
       matrix_begin();
@@ -140,11 +155,12 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
       phase_wait(kFullS + 8 * slot, parity);
       Acc dq[kOutQ];
-      matrix_begin();
-      start_queries(dq,
-                    matrix_tile(s_tile + (kQueryGroups == 1 ? 0 : static_cast<uint32_t>(group)) * kPieceK, kPieceK),
+      if constexpr (kEarly) matrix_wait<0>();
+      start_queries(dq, s_tile + (kQueryGroups == 1 ? 0 : static_cast<uint32_t>(group)) * kPieceK,
+                    fresh_thread_index() / 32 % 4,
                     matrix_tile(kK + (kQueryGroups == 1 ? static_cast<uint32_t>(group * kOutQ / 4) : 0) * kPieceK, kPieceK));
-      matrix_wait<1>();
+      matrix_wait<0>();
+      matrix_pin(dq);
       if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
       float *const to = args.backward.dq_sum +
                         (w.stats + head * w.head_stats + (w.begin + tile) * kTileQ) * kDqk;
@@ -159,8 +175,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       if (more) Keys::wait_queries(n, tile, group);
       matrix_begin();
       start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
-      matrix_wait<1>();
-      matrix_pin(dq);
       add_queries(to, dq, left);
       matrix_wait<0>();
       matrix_pin(s);
