@@ -122,6 +122,7 @@ struct BackwardArgs {
   float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
   int32_t dq_columns; // columns that a block makes: the row's kChunkQk
   int32_t dq_chunks;  // ceil(Dqk / dq_columns)
+  int32_t dq_turned;  // 1: in row n of dq_sum column c is at c ^ 8 (n & 3), for writes without bank conflicts
   float lse_unit;     // log2(e): LSE is kept in base two. 1: natural, see Weighs in gradient.hpp
   int32_t stats_always; // BackwardStats leaves no tile of rows out
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast

@@ -196,13 +196,13 @@ struct BackwardFinish {
       const float factor = args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f;
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk)
         finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, factor,
-                   chunk * args.dq_columns);
+                   chunk * args.dq_columns, args.dq_turned ? static_cast<int>(n & 3) * 8 : 0);
     });
   }
 
-  // Columns of one chunk. sum is 0 where factor is: nobody adds to an unused row.
+  // Columns of one chunk; column c is at c ^ turn. sum is 0 where factor is: nobody adds to an unused row.
   TSRI_DEVICE_MEMBER void finish_row(const Args &args, const QueryRow &r, const float *sum, int lane,
-                                     float factor, int column) {
+                                     float factor, int column, int turn) {
     const tsr_problem &p = args.call.p;
     void *dq = args.call.a.dq;
     const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row) + column * p.dq.stride[3];
@@ -211,15 +211,15 @@ struct BackwardFinish {
     if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
       for (int c = lane; c < columns; c += kRowLanes) {
         const int64_t at = to + c * p.dq.stride[3];
-        const float x = factor * sum[c];
+        const float x = factor * sum[c ^ turn];
         store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + x : x);
       }
       return;
     }
     uint16_t *row = static_cast<uint16_t *>(dq) + to;
     for (int c = lane * 8; c < columns; c += kRowLanes * 8) {
-      const Chunk a = *reinterpret_cast<const Chunk *>(sum + c);
-      const Chunk b = *reinterpret_cast<const Chunk *>(sum + c + 4);
+      const Chunk a = *reinterpret_cast<const Chunk *>(sum + (c ^ turn));
+      const Chunk b = *reinterpret_cast<const Chunk *>(sum + (c ^ turn) + 4);
       Chunk y;
       TSRI_UNROLL
       for (int w = 0; w < 4; ++w) {

@@ -38,7 +38,10 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kFullS = Keys::kMore;
   static constexpr uint32_t kBytesS = kQueryGroups * kPieceK; // dS^T: rows of keys, pieces of 64 queries
   static constexpr uint32_t kS = Keys::kTilesEnd;
-  static constexpr uint32_t kSharedBytes = kS + kStages * kBytesS;
+  static constexpr int kColumns = kOutQ * 16; // of a chunk of dq_sum
+  static constexpr uint32_t kPartD = 16 * kColumns * 4, kD = kS + kStages * kBytesS; // dQ of a warp
+  static_assert(kColumns == 64, "dq_sum is turned within 32 columns, and chunks are those of a warpgroup");
+  static constexpr uint32_t kSharedBytes = kD + 4 * kGroups * kPartD;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
@@ -46,30 +49,14 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
 
   // ------------------------------------------------------------------------------ multiplying
 
-  // out[query][column] = dS K. dS comes through registers: for products out of shared memory it would have to
-  // be made visible to them, by a fence that waits until all additions to dQ are done.
-  TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], uint32_t s_tile, int warp, MatrixTile k) {
-    uint32_t s[kTileK / 16][4];
-    load_queries(s, s_tile, warp);
+  // out[query][column] = dS K.
+  TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
+    s = matrix_fresh(s);
     k = matrix_fresh(k);
-    matrix_begin();
     TSRI_UNROLL
     for (int t = 0; t < kTileK / 16; ++t)
-      matrix_product_registers<true>(E{}, out, s[t], matrix_at(k, static_cast<uint32_t>(t) * 2048), t > 0);
+      matrix_product<true, true>(E{}, out, matrix_at(s, t * 2048), matrix_at(k, t * 2048), t > 0);
     matrix_commit();
-  }
-
-  // dS of a warp's 16 queries and all keys.
-  TSRI_DEVICE_MEMBER void load_queries(uint32_t (&s)[kTileK / 16][4], uint32_t s_tile, int warp) {
-    using F = typename U::Fresh;
-    const typename F::ApplyTOffset at = F::template apply_transposed_offset<128>(s_tile, 16 * warp);
-    TSRI_UNROLL
-    for (int t = 0; t < kTileK / 16; ++t) {
-      typename F::Free step;
-      F::template load_apply_transposed<128>(step, at, 0, t);
-      TSRI_UNROLL
-      for (int r = 0; r < 4; ++r) s[t][r] = step.r[r];
-    }
   }
 
   // This warp's 16 keys of dS^T.
@@ -84,21 +71,35 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     }
   }
 
-  // rows: of queries that are used. sum: of the tile's first.
-  TSRI_DEVICE_MEMBER void add_queries(float *sum, const Acc (&out)[kOutQ], int32_t rows) {
+  // A warp's 16 queries of dQ, by way of its own part of shared memory and the copy engine: additions by the threads
+  // themselves take longer than the products. n: row of stats of the tile's first query, of which `rows` are
+  // used.
+  TSRI_DEVICE_MEMBER void add_queries(const BackwardArgs &args, const Acc (&out)[kOutQ], int64_t n, int32_t rows) {
     const int thread = fresh_thread_index(), group = thread / kWarpgroup, lane = thread % 32;
-    const int row = (kQueryGroups == 1 ? 0 : 64 * group) + thread / 32 % 4 * 16 + lane / 4;
-    sum += row * kDqk + (kQueryGroups == 1 ? group * kOutQ * 16 : 0) + lane % 4 * 2;
+    const int first = (kQueryGroups == 1 ? 0 : 64 * group) + thread / 32 % 4 * 16; // of the tile
+    const uint32_t part = kD + static_cast<uint32_t>(thread / 32) * kPartD;
+    if (lane == 0) bulk_wait_read();
+    sync_wave();
     TSRI_UNROLL
     for (int slot = 0; slot < 2; ++slot) {
-      if (row + 8 * slot >= rows) continue;
+      const int row = lane / 4 + 8 * slot;
+      const uint32_t turn = (static_cast<uint32_t>(n) + static_cast<uint32_t>(row)) % 4 * 32;
+      const uint32_t at = part + static_cast<uint32_t>(row) * kColumns * 4 + static_cast<uint32_t>(lane % 4) * 8;
       TSRI_UNROLL
       for (int o = 0; o < kOutQ; ++o)
         TSRI_UNROLL
         for (int half = 0; half < 2; ++half)
-          atomic_add_pair(sum + slot * 8 * kDqk + 16 * o + 8 * half, out[o].x[4 * half + 2 * slot],
-                          out[o].x[4 * half + 2 * slot + 1]);
+          shared_at<Pair>(at + (static_cast<uint32_t>(64 * o + 32 * half) ^ turn)) =
+              Pair{out[o].x[4 * half + 2 * slot], out[o].x[4 * half + 2 * slot + 1]};
     }
+    fence_async();
+    sync_wave();
+    const int32_t used = smaller(rows - first, 16);
+    if (lane != 0 || used <= 0) return;
+    const int64_t chunk = kQueryGroups == 1 ? group : 0;
+    bulk_add(args.dq_sum + (chunk * query_rows(args.call.p, args.call.a) + n + first) * kColumns, part,
+             static_cast<uint32_t>(used) * kColumns * 4);
+    bulk_commit();
   }
 
   // All query tiles of all heads of the group.
@@ -148,6 +149,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       pack_operand<E>(ds, dp);
       if constexpr (!kEarly) pack_operand<E>(p, s);
       store_scores(s_tile, ds);
+      fence_async();
       sync_wave();
       if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
       matrix_begin();
@@ -155,15 +157,13 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
       phase_wait(kFullS + 8 * slot, parity);
       Acc dq[kOutQ];
-      if constexpr (kEarly) matrix_wait<0>();
-      start_queries(dq, s_tile + (kQueryGroups == 1 ? 0 : static_cast<uint32_t>(group)) * kPieceK,
-                    fresh_thread_index() / 32 % 4,
+      matrix_begin();
+      start_queries(dq,
+                    matrix_tile(s_tile + (kQueryGroups == 1 ? 0 : static_cast<uint32_t>(group)) * kPieceK, kPieceK),
                     matrix_tile(kK + (kQueryGroups == 1 ? static_cast<uint32_t>(group * kOutQ / 4) : 0) * kPieceK, kPieceK));
-      matrix_wait<0>();
-      matrix_pin(dq);
+      matrix_wait<1>();
       if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
-      float *const to = args.backward.dq_sum +
-                        (w.stats + head * w.head_stats + (w.begin + tile) * kTileQ) * kDqk;
+      const int64_t row = w.stats + head * w.head_stats + (w.begin + tile) * kTileQ;
       const int32_t left = left_of(tile);
       if (++tile == w.count) {
         tile = 0;
@@ -175,7 +175,9 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       if (more) Keys::wait_queries(n, tile, group);
       matrix_begin();
       start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
-      add_queries(to, dq, left);
+      matrix_wait<1>();
+      matrix_pin(dq);
+      add_queries(args.backward, dq, row, left);
       matrix_wait<0>();
       matrix_pin(s);
       if (!more) break;
@@ -184,6 +186,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     matrix_pin(s);
     matrix_pin(dk);
     matrix_pin(dv);
+    if (thread_index() % 32 == 0) bulk_wait();
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {

@@ -7,8 +7,8 @@
 //   second   dP^T = V dO^T    dS = P (dP - delta)      dK += dS^T Q
 //
 // P goes from thread to thread of the same place in both, through shared memory and as floats, so that dS is
-// what one warpgroup alone would make. In each the scores of a tile are made while the sums of the tile before
-// are. dQ is made by backward_query.hpp. Interval masks without a prefix on aligned tensors without pages.
+// what one warpgroup alone would make; the first may be a tile of queries ahead. dQ is made by
+// backward_query.hpp. Interval masks without a prefix on aligned tensors without pages.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_PAIR_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_PAIR_HPP_
 
@@ -18,42 +18,169 @@ namespace tessera {
 namespace gpu {
 
 template <class E, int kTileQ_, int kDqk, int kDv>
-struct EngineBackwardPair {
-  using U = MmaSync<E>;
-  using Acc = typename U::Acc;
-  using Args = EngineBackwardArgs;
-  static constexpr int kTileQ = kTileQ_, kTileK = 64;
-  static constexpr int kGroups = 2; // warpgroups that multiply
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-  static constexpr int kMinBlocks = 1;
-  static constexpr int kStages = 2; // of queries, dO, their rows' numbers, and P
-  static constexpr int kCon = kTileQ / 16;
-
-  // Pieces of 64 columns, see instructions.hpp.
-  static constexpr uint32_t kPieceK = kTileK * 128, kPieceQ = kTileQ * 128;
-  static constexpr uint32_t kBytesK = ceil_div(kDqk, 64) * kPieceK, kBytesV = ceil_div(kDv, 64) * kPieceK;
-  static constexpr uint32_t kBytesQ = ceil_div(kDqk, 64) * kPieceQ, kBytesO = ceil_div(kDv, 64) * kPieceQ;
+struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
+  using Keys = EngineKeys<E, kTileQ_, 64, kDqk, kDv>;
+  using typename Keys::Acc;
+  using typename Keys::Args;
+  using typename Keys::Operand;
+  using typename Keys::Scores;
+  using typename Keys::U;
+  using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
+  using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
+  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes, Keys::kRowBytes;
+  using Keys::kEmpty, Keys::kFullK, Keys::kFullStats, Keys::kFullV;
+  using Keys::work, Keys::slot_of, Keys::parity_of, Keys::first_key;
+  static constexpr uint32_t kFullP = Keys::kMore, kEmptyP = kFullP + 8 * kStages;
   static constexpr uint32_t kBytesP = kTileK * kTileQ * 4;
-
-  // Barriers; Q and dO are each read by both warpgroups.
-  static constexpr uint32_t kFullK = 0, kFullV = 8;
-  static constexpr uint32_t kFullQ = 16, kFullO = kFullQ + 8 * kStages, kFullStats = kFullO + 8 * kStages;
-  static constexpr uint32_t kEmpty = kFullStats + 8 * kStages;
-  static constexpr uint32_t kFullP = kEmpty + 8 * kStages, kEmptyP = kFullP + 8 * kStages;
-  static constexpr uint32_t kWork = kEmptyP + 8 * kStages;
-  using Stats = KeyStats<kTileQ, 1>;
-  static constexpr uint32_t kStats = ceil_div(kWork + sizeof(KeyWork), 16) * 16;
-  static constexpr uint32_t kK = ceil_div(kStats + kStages * Stats::kBytes, 1024) * 1024;
-  static constexpr uint32_t kV = kK + kBytesK;
-  static constexpr uint32_t kQ = kV + kBytesV;
-  static constexpr uint32_t kO = kQ + kStages * kBytesQ;
-  static constexpr uint32_t kP = kO + kStages * kBytesO;
+  static constexpr uint32_t kP = Keys::kTilesEnd;
   static constexpr uint32_t kSharedBytes = kP + kStages * kBytesP;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
-  static constexpr int kGroupBarrier = 1; // named barriers, one a warpgroup
 
-  using Scores = Acc[kCon];
-  using Operand = uint32_t[kCon][4];
+  // A thread's P in buffer `slot`: chunk i of all threads, then the next.
+  TSRI_DEVICE_MEMBER uint32_t handed(uint32_t slot) {
+    return kP + slot * kBytesP + static_cast<uint32_t>(fresh_thread_index()) % kWarpgroup * 16;
+  }
+  TSRI_DEVICE_MEMBER void hand_over(uint32_t slot, const Scores &p) {
+    const uint32_t at = handed(slot);
+    TSRI_UNROLL
+    for (int i = 0; i < kCon * 2; ++i) {
+      const float *x = p[i / 2].x + i % 2 * 4;
+      shared_at<Chunk>(at + static_cast<uint32_t>(i) * kWarpgroup * 16) =
+          Chunk{{float_bits(x[0]), float_bits(x[1]), float_bits(x[2]), float_bits(x[3])}};
+    }
+  }
+  TSRI_DEVICE_MEMBER void take_over(uint32_t slot, Scores &p) {
+    const uint32_t at = handed(slot);
+    TSRI_UNROLL
+    for (int i = 0; i < kCon * 2; ++i) {
+      const Chunk x = shared_at<Chunk>(at + static_cast<uint32_t>(i) * kWarpgroup * 16);
+      TSRI_UNROLL
+      for (int e = 0; e < 4; ++e) p[i / 2].x[i % 2 * 4 + e] = bits_float(x.w[e]);
+    }
+  }
+  // By whole warps: a warp hands over to the one of the same place.
+  TSRI_DEVICE_MEMBER void arrive_warp(uint32_t barrier) {
+    sync_wave();
+    if (fresh_thread_index() % 32 == 0) phase_arrive(barrier);
+  }
+  TSRI_DEVICE_MEMBER void release(uint32_t slot) {
+    if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
+  }
+  TSRI_DEVICE_MEMBER bool is_full(uint32_t stats) {
+    return shared_at<int32_t>(stats + 4 * kRowBytes) == TSRI_TILE_FULL;
+  }
+
+  // The first warpgroup: P and dV.
+  TSRI_DEVICE_MEMBER void make_values(const Args &args, Acc (&dv)[kDv / 16]) {
+    const KeyWork &w = work();
+    const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const int32_t total = w.count * args.backward.call.group;
+    Scores s;
+    Operand p;
+    int32_t tile = 0;
+    phase_wait(kFullK, 0);
+    TSRI_NO_UNROLL
+    for (int32_t n = 0; n < total; ++n) {
+      const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
+      Keys::wait_queries(n, tile, 0);
+      matrix_begin();
+      start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK, 16), matrix_tile(kQ + slot * kBytesQ, 16));
+      phase_wait(kFullStats + 8 * slot, parity);
+      const bool full = is_full(stats);
+      matrix_wait<0>();
+      matrix_pin(s);
+      if (full)
+        Keys::template differentiate<false, true>(s, s, stats, unit, first_key());
+      else
+        Keys::template differentiate<true, true>(s, s, stats, unit, first_key());
+      phase_wait(kEmptyP + 8 * slot, parity ^ 1);
+      hand_over(slot, s);
+      arrive_warp(kFullP + 8 * slot);
+      pack_operand<E>(p, s);
+      Keys::wait_dout(n, tile, 0);
+      matrix_begin();
+      start_sums<E>(dv, p, matrix_tile(kO + slot * kBytesO, kPieceQ));
+      if (++tile == w.count) tile = 0;
+      matrix_wait<0>();
+      release(slot);
+    }
+    matrix_pin(dv);
+  }
+
+  // The second: dS and dK.
+  TSRI_DEVICE_MEMBER void make_keys(const Args &args, Acc (&dk)[kDqk / 16]) {
+    const KeyWork &w = work();
+    const int32_t total = w.count * args.backward.call.group;
+    Scores p, dp;
+    Operand ds;
+    int32_t tile = 0;
+    phase_wait(kFullV, 0);
+    TSRI_NO_UNROLL
+    for (int32_t n = 0; n < total; ++n) {
+      const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
+      Keys::wait_dout(n, tile, 1);
+      matrix_begin();
+      start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV, 16), matrix_tile(kO + slot * kBytesO, 16));
+      phase_wait(kFullStats + 8 * slot, parity);
+      const bool full = is_full(stats);
+      phase_wait(kFullP + 8 * slot, parity);
+      take_over(slot, p);
+      arrive_warp(kEmptyP + 8 * slot);
+      matrix_wait<0>();
+      matrix_pin(dp);
+      if (full)
+        Keys::template differentiate<false, false>(p, dp, stats, 0.0f, first_key());
+      else
+        Keys::template differentiate<true, false>(p, dp, stats, 0.0f, first_key());
+      pack_operand<E>(ds, dp);
+      Keys::wait_queries(n, tile, 1);
+      matrix_begin();
+      start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ, kPieceQ));
+      if (++tile == w.count) tile = 0;
+      matrix_wait<0>();
+      release(slot);
+    }
+    matrix_pin(dk);
+  }
+
+  TSRI_DEVICE_MEMBER void multiply(const Args &args, int group) {
+    const Call &call = args.backward.call;
+    const KeyWork &w = work();
+    const int row = thread_index() / 32 % 4 * 16;
+    if (group == 0) {
+      Acc dv[1][kDv / 16];
+      clear<U>(dv);
+      if (w.count > 0) make_values(args, dv[0]);
+      store_warp_gradient<U>(dv[0], 1.0f, call.p.dv, call.a.dv, w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+    } else {
+      Acc dk[1][kDqk / 16];
+      clear<U>(dk);
+      if (w.count > 0) make_keys(args, dk[0]);
+      store_warp_gradient<U>(dk[0], call.p.scale, call.p.dk, call.a.dk, w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+    }
+  }
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
+    if (thread_index() == 32) {
+      Keys::start_barriers(args);
+      for (uint32_t s = 0; s < kStages; ++s) {
+        phase_init(kFullP + 8 * s, 4);
+        phase_init(kEmptyP + 8 * s, 4);
+      }
+      phase_init_done();
+    }
+    if (warp == 0) Keys::find(args);
+    sync_block();
+    if (work().b < 0) return;
+    if (warp >= 4 * kGroups) {
+      fewer_registers<24>();
+      Keys::feed(args);
+    } else {
+      more_registers<240>();
+      multiply(args, warp / 4);
+    }
+  }
 };
 
 } // namespace gpu

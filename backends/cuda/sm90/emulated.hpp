@@ -157,6 +157,38 @@ inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int
 inline void tensor_prefetch(const TensorMap &) {}
 inline void fence_async() {}
 
+struct EmulatedAdd {
+  int64_t block;
+  int thread;
+  float *to;
+  uint32_t from, bytes;
+};
+inline std::vector<EmulatedAdd> &emulated_adds() {
+  static thread_local std::vector<EmulatedAdd> adds;
+  return adds;
+}
+inline void bulk_add(float *to, uint32_t from, uint32_t bytes) {
+  if (from % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0)
+    emulated_fail("an addition of the copy engine is not of whole 16 bytes");
+  std::vector<EmulatedAdd> &adds = emulated_adds();
+  if (!adds.empty() && adds[0].block != emulated_thread().block) adds.clear();
+  adds.push_back(EmulatedAdd{emulated_thread().block, thread_index(), to, from, bytes});
+}
+inline void bulk_commit() {}
+inline void bulk_wait() {
+  std::vector<EmulatedAdd> &adds = emulated_adds();
+  size_t kept = 0;
+  for (const EmulatedAdd &add : std::vector<EmulatedAdd>(adds)) {
+    if (add.thread != thread_index() || add.block != emulated_thread().block) {
+      adds[kept++] = add;
+      continue;
+    }
+    for (uint32_t i = 0; i < add.bytes / 4; ++i) add.to[i] += shared_at<float>(add.from + 4 * i);
+  }
+  adds.resize(kept);
+}
+inline void bulk_wait_read() { bulk_wait(); }
+
 struct EmulatedStore {
   uint32_t offset, r[4];
 };

@@ -106,6 +106,17 @@ TSRI_DEVICE void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+// `bytes` of shared memory, floats, added to global memory; both begin at multiples of 16. By the thread that
+// waits for it: until the sums have been read from shared memory, or are all made.
+TSRI_DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+TSRI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+TSRI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // -------------------------------------------------------------------------------- registers
 
 template <int kRegisters>
