@@ -44,6 +44,8 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kSharedBytes = kD + 4 * kGroups * kPartD;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
+  using Half = Acc[4]; // scores of 64 queries
+
   // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
   static constexpr bool kEarly = kTileQ * 3 + kDqk + kDv <= 448;
 
@@ -60,11 +62,12 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   }
 
   // This warp's 16 keys of dS^T.
-  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Operand &p) {
+  template <int kCount>
+  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const uint32_t (&p)[kCount][4]) {
     const int thread = fresh_thread_index(), lane = thread % 32, r = thread / 32 * 16 + lane % 16;
     const uint32_t at = tile + static_cast<uint32_t>(r) * 128;
     TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c) {
+    for (int c = 0; c < kCount; ++c) {
       const int chunk = c % 4 * 2 + lane / 16;
       store_matrices(at + static_cast<uint32_t>(c / 4) * kPieceK + static_cast<uint32_t>((chunk ^ (r & 7)) << 4),
                      p[c]);
@@ -189,13 +192,127 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     if (thread_index() % 32 == 0) bulk_wait();
   }
 
+  // P and dS of half a tile of queries, and what they add.
+  template <bool kEdge>
+  TSRI_DEVICE_MEMBER void differentiate_half(Half &s, Half &dp, uint32_t stats, float unit) {
+    Keys::template differentiate<kEdge, true>(s, dp, stats, unit, first_key());
+    Keys::template differentiate<kEdge, false>(s, dp, stats, unit, first_key());
+  }
+  TSRI_DEVICE_MEMBER void start_half(Half &s, Half &dp, uint32_t slot, int half, uint32_t group_bytes) {
+    const uint32_t down = static_cast<uint32_t>(half) * 64 * 128;
+    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16),
+                                                 matrix_tile(kQ + slot * kBytesQ + down, 16));
+    start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16),
+                                                matrix_tile(kO + slot * kBytesO + down, 16));
+  }
+
+  // walk() for tiles of 128 queries, by halves.
+  TSRI_DEVICE_MEMBER void walk_halves(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    const KeyWork &w = work();
+    const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const int32_t total = w.count * args.backward.call.group;
+    const uint32_t group_bytes = static_cast<uint32_t>(group) * 64 * 128;
+    int32_t tile = 0, head = 0;
+    Half sa, da, sb, db;
+    uint32_t p[4][4], ds[4][4];
+
+    phase_wait(kFullK, 0);
+    if (w.key0 < 0 || w.key0 + kTileK > w.keys)
+      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
+    phase_wait(kFullV, 0);
+    Keys::wait_queries(0, 0, group);
+    Keys::wait_dout(0, 0, group);
+    matrix_begin();
+    start_half(sa, da, 0, 0, group_bytes);
+    matrix_wait<0>();
+    matrix_pin(sa);
+    matrix_pin(da);
+    TSRI_NO_UNROLL
+    for (int32_t n = 0;;) {
+      const uint32_t slot = slot_of(n), parity = parity_of(n);
+      const uint32_t stats = kStats + slot * kStatBytes, q_tile = kQ + slot * kBytesQ;
+      const uint32_t o_tile = kO + slot * kBytesO, s_tile = kS + slot * kBytesS;
+      matrix_begin();
+      start_half(sb, db, slot, 1, group_bytes);
+      phase_wait(kFullStats + 8 * slot, parity);
+      const bool full = shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
+      if (full)
+        differentiate_half<false>(sa, da, stats, unit);
+      else
+        differentiate_half<true>(sa, da, stats, unit);
+      pack_operand<E>(p, sa);
+      pack_operand<E>(ds, da);
+      store_scores(s_tile, ds);
+      matrix_begin();
+      start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
+      start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
+      matrix_wait<2>();
+      matrix_pin(sb);
+      matrix_pin(db);
+      if (full)
+        differentiate_half<false>(sb, db, stats + 64 * 4, unit);
+      else
+        differentiate_half<true>(sb, db, stats + 64 * 4, unit);
+      uint32_t p1[4][4], ds1[4][4];
+      pack_operand<E>(p1, sb);
+      pack_operand<E>(ds1, db);
+      store_scores(s_tile + kPieceK, ds1);
+      fence_async();
+      sync_wave();
+      if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
+      matrix_begin();
+      start_sums<E>(dv, p1, matrix_tile(o_tile + 64 * 128, kPieceQ));
+      start_sums<E>(dk, ds1, matrix_tile(q_tile + 64 * 128, kPieceQ));
+      phase_wait(kFullS + 8 * slot, parity);
+      Acc dq[kOutQ];
+      matrix_begin();
+      start_queries(dq, matrix_tile(s_tile + static_cast<uint32_t>(group) * kPieceK, kPieceK), matrix_tile(kK, kPieceK));
+      matrix_wait<1>();
+      if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
+      const int64_t row = w.stats + head * w.head_stats + (w.begin + tile) * kTileQ;
+      const int32_t left = left_of(tile);
+      if (++tile == w.count) {
+        tile = 0;
+        ++head;
+      }
+      const bool more = ++n < total;
+      // After the last tile scores of none, which nobody reads: a product under a condition would be waited for
+      // at once.
+      if (more) {
+        Keys::wait_queries(n, tile, group);
+        Keys::wait_dout(n, tile, group);
+      }
+      matrix_begin();
+      start_half(sa, da, slot_of(n), 0, group_bytes);
+      matrix_wait<2>();
+      matrix_pin(dq);
+      add_queries(args.backward, dq, row, left);
+      matrix_wait<0>();
+      matrix_pin(sa);
+      matrix_pin(da);
+      if (!more) break;
+    }
+    matrix_pin(dk);
+    matrix_pin(dv);
+    if (thread_index() % 32 == 0) bulk_wait();
+  }
+
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
     const Call &call = args.backward.call;
     const int group = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
     Acc dk[1][kDqk / 16], dv[1][kDv / 16];
     clear<U>(dk);
     clear<U>(dv);
-    if (work().count > 0) walk(args, group, dk[0], dv[0]);
+    if (work().count > 0) {
+#ifdef NOHALVES
+      if constexpr (0)
+#else
+      if constexpr (kTileQ == 128)
+#endif
+        walk_halves(args, group, dk[0], dv[0]);
+      else
+        walk(args, group, dk[0], dv[0]);
+    }
     const KeyWork &w = work();
     const int row = thread_index() / 32 * 16;
     store_warp_gradient<U>(dk[0], call.p.scale, call.p.dk, call.a.dk, w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);

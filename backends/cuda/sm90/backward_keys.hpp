@@ -180,10 +180,10 @@ struct EngineKeys {
   };
 
   // Elements e with the queries 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key).
-  template <bool kEdge, bool kScores>
-  TSRI_DEVICE_MEMBER void differentiate(Scores &s, Scores &dp, uint32_t stats, float unit, int32_t j) {
+  template <bool kEdge, bool kScores, int kCount>
+  TSRI_DEVICE_MEMBER void differentiate(Acc (&s)[kCount], Acc (&dp)[kCount], uint32_t stats, float unit, int32_t j) {
     TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c)
+    for (int c = 0; c < kCount; ++c)
       TSRI_UNROLL
       for (int half = 0; half < 2; ++half) {
         const uint32_t at = stats + static_cast<uint32_t>(16 * c + 8 * half + U::con_lane()) * 4;
