@@ -24,7 +24,7 @@ const char *device_lacks(const DeviceFacts &facts) {
 
 bool device_takes(const DeviceFacts &facts, const Row &row, tsr_reason *why) {
   // Code of the copy engine is of one capability and runs on no later one.
-  if (row.family == Family::kEngineForward ? facts.arch == row.arch : facts.arch >= row.arch) return true;
+  if (row.engine.box_q ? facts.arch == row.arch : facts.arch >= row.arch) return true;
   snprintf(why->text, sizeof why->text, "%.64s has compute capability %d.%d, this kernel needs %d.%d",
            facts.name, static_cast<int>(facts.arch / 10), static_cast<int>(facts.arch % 10),
            static_cast<int>(row.arch / 10), static_cast<int>(row.arch % 10));

@@ -17,6 +17,7 @@ namespace cuda {
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_split_##q##x##k;
 #define TSRI_CUDA_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   extern const Row tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k;
+#define TSRI_CUDA_ENGINE_BACKWARD(...) TSRI_CUDA_BACKWARD(__VA_ARGS__)
 #include "kernels.def"
 
 static const Row *const rows[] = {
@@ -28,6 +29,7 @@ static const Row *const rows[] = {
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_split_##q##x##k,
 #define TSRI_CUDA_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   &tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k,
+#define TSRI_CUDA_ENGINE_BACKWARD(...) TSRI_CUDA_BACKWARD(__VA_ARGS__)
 #include "kernels.def"
 };
 

@@ -19,7 +19,8 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kTileQ_, int kDqk, int kDv>
+// kSums: adds to dQ. Without it dQ is made by backward_query.hpp, and dS stays in registers.
+template <class E, int kTileQ_, int kDqk, int kDv, bool kSums>
 struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   using Keys = EngineKeys<E, kTileQ_, 128, kDqk, kDv>;
   using typename Keys::Acc;
@@ -45,11 +46,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   using Half = Acc[4]; // scores of 64 queries
-
-  // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
-  static constexpr bool kEarly = kTileQ * 3 + kDqk + kDv <= 448;
-
-  // ------------------------------------------------------------------------------ multiplying
 
   // out[query][column] = dS K.
   TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
@@ -105,196 +101,209 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     bulk_commit();
   }
 
+  // A turn of the walk: one query tile of one head of the group.
+  struct Turn {
+    int32_t n, tile, head; // number, and tile of the walk and head that follow from it
+    TSRI_DEVICE_MEMBER bool next(Turn &turn) { // whether there is one
+      const KeyWork &w = work();
+      if (++turn.tile == w.count) {
+        turn.tile = 0;
+        ++turn.head;
+      }
+      ++turn.n;
+      return turn.head < w.heads;
+    }
+  };
+
+  TSRI_DEVICE_MEMBER bool is_full(uint32_t stats, int group) {
+    return shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
+  }
+  TSRI_DEVICE_MEMBER MatrixTile own_keys(uint32_t tile, int group) {
+    return matrix_tile(tile + static_cast<uint32_t>(group) * 64 * 128, 16);
+  }
+  TSRI_DEVICE_MEMBER void release(uint32_t slot) {
+    if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
+  }
+
+  // dS of this warp is in shared memory: products out of it may begin when that of all warps is.
+  TSRI_DEVICE_MEMBER void share_scores(uint32_t slot) {
+    fence_async();
+    sync_wave();
+    if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
+  }
+  TSRI_DEVICE_MEMBER void start_shared(Acc (&dq)[kOutQ], uint32_t slot, uint32_t parity, int group) {
+    const uint32_t own = static_cast<uint32_t>(group) * kPieceK, s_tile = kS + slot * kBytesS;
+    phase_wait(kFullS + 8 * slot, parity);
+    matrix_begin();
+    start_queries(dq, matrix_tile(s_tile + (kQueryGroups == 1 ? 0 : own), kPieceK),
+                  matrix_tile(kK + (kQueryGroups == 1 ? own : 0), kPieceK));
+  }
+  TSRI_DEVICE_MEMBER int64_t stats_row(const Turn &turn) {
+    const KeyWork &w = work();
+    return w.stats + turn.head * w.head_stats + (w.begin + turn.tile) * kTileQ;
+  }
+
+  TSRI_DEVICE_MEMBER void wait_keys(int group) {
+    const KeyWork &w = work();
+    phase_wait(kFullK, 0);
+    if (kSums && (w.key0 < 0 || w.key0 + kTileK > w.keys))
+      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
+    phase_wait(kFullV, 0);
+  }
+
+  TSRI_DEVICE_MEMBER void start_scores_of(Scores &s, int32_t n, int group) {
+    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(kK, group), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
+  }
+
   // All query tiles of all heads of the group.
   TSRI_DEVICE_MEMBER void walk(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
-    const KeyWork &w = work();
     const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const int32_t total = w.count * args.backward.call.group;
-    const uint32_t group_bytes = static_cast<uint32_t>(group) * 64 * 128;
-    int32_t tile = 0, head = 0;
+    Turn turn = {0, 0, 0};
     Scores s, dp;
     Operand p, ds;
-
-    phase_wait(kFullK, 0);
-    if (w.key0 < 0 || w.key0 + kTileK > w.keys)
-      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
+    wait_keys(group);
     Keys::wait_queries(0, 0, group);
     matrix_begin();
-    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ, 16));
-    phase_wait(kFullV, 0);
+    start_scores_of(s, 0, group);
+    matrix_wait<0>();
+    matrix_pin(s);
     TSRI_NO_UNROLL
-    for (int32_t n = 0;;) {
-      const uint32_t slot = slot_of(n), parity = parity_of(n);
-      const uint32_t stats = kStats + slot * kStatBytes, q_tile = kQ + slot * kBytesQ;
-      const uint32_t o_tile = kO + slot * kBytesO, s_tile = kS + slot * kBytesS;
-      Keys::wait_dout(n, tile, group);
+    for (;;) {
+      const uint32_t slot = slot_of(turn.n), parity = parity_of(turn.n), stats = kStats + slot * kStatBytes;
+      const uint32_t o_tile = kO + slot * kBytesO;
+      Keys::wait_dout(turn.n, turn.tile, group);
       matrix_begin();
-      start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16), matrix_tile(o_tile, 16));
+      start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(o_tile, 16));
       phase_wait(kFullStats + 8 * slot, parity);
-      const bool full = shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
-      matrix_wait<1>();
-      matrix_pin(s);
+      const bool full = is_full(stats, group);
       if (full)
         Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
       else
         Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
-      if constexpr (kEarly) {
-        pack_operand<E>(p, s);
-        matrix_begin();
-        start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      }
-      matrix_wait<kEarly ? 1 : 0>();
+      pack_operand<E>(p, s);
+      matrix_begin();
+      start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
+      matrix_wait<1>();
       matrix_pin(dp);
       if (full)
         Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
       else
         Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
       pack_operand<E>(ds, dp);
-      if constexpr (!kEarly) pack_operand<E>(p, s);
-      store_scores(s_tile, ds);
-      fence_async();
-      sync_wave();
-      if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
-      matrix_begin();
-      if constexpr (!kEarly) start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
-      phase_wait(kFullS + 8 * slot, parity);
-      Acc dq[kOutQ];
-      matrix_begin();
-      start_queries(dq,
-                    matrix_tile(s_tile + (kQueryGroups == 1 ? 0 : static_cast<uint32_t>(group)) * kPieceK, kPieceK),
-                    matrix_tile(kK + (kQueryGroups == 1 ? static_cast<uint32_t>(group * kOutQ / 4) : 0) * kPieceK, kPieceK));
-      matrix_wait<1>();
-      if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
-      const int64_t row = w.stats + head * w.head_stats + (w.begin + tile) * kTileQ;
-      const int32_t left = left_of(tile);
-      if (++tile == w.count) {
-        tile = 0;
-        ++head;
+      if constexpr (kSums) {
+        store_scores(kS + slot * kBytesS, ds);
+        share_scores(slot);
       }
-      const bool more = ++n < total;
+      matrix_begin();
+      start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ, kPieceQ));
+      Acc dq[kOutQ];
+      if constexpr (kSums) start_shared(dq, slot, parity, group);
+      matrix_wait<kSums ? 1 : 0>();
+      release(slot);
+      const int64_t row = stats_row(turn);
+      const int32_t left = left_of(turn.tile);
+      const bool more = Turn::next(turn);
       // After the last tile scores of none, which nobody reads: a product under a condition would be waited for
       // at once.
-      if (more) Keys::wait_queries(n, tile, group);
+      if (more) Keys::wait_queries(turn.n, turn.tile, group);
       matrix_begin();
-      start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
-      matrix_wait<1>();
-      matrix_pin(dq);
-      add_queries(args.backward, dq, row, left);
+      start_scores_of(s, turn.n, group);
+      if constexpr (kSums) {
+        matrix_wait<1>();
+        matrix_pin(dq);
+        add_queries(args.backward, dq, row, left);
+      }
       matrix_wait<0>();
       matrix_pin(s);
       if (!more) break;
     }
-    matrix_wait<0>();
-    matrix_pin(s);
-    matrix_pin(dk);
-    matrix_pin(dv);
-    if (thread_index() % 32 == 0) bulk_wait();
   }
 
-  // P and dS of half a tile of queries, and what they add.
-  template <bool kEdge>
-  TSRI_DEVICE_MEMBER void differentiate_half(Half &s, Half &dp, uint32_t stats, float unit) {
-    Keys::template differentiate<kEdge, true>(s, dp, stats, unit, first_key());
-    Keys::template differentiate<kEdge, false>(s, dp, stats, unit, first_key());
+  // P and dS of half a tile of queries.
+  TSRI_DEVICE_MEMBER void differentiate_half(Half &s, Half &dp, uint32_t stats, float unit, bool full) {
+    if (full) {
+      Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
+      Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
+    } else {
+      Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
+      Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
+    }
   }
-  TSRI_DEVICE_MEMBER void start_half(Half &s, Half &dp, uint32_t slot, int half, uint32_t group_bytes) {
-    const uint32_t down = static_cast<uint32_t>(half) * 64 * 128;
-    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK + group_bytes, 16),
-                                                 matrix_tile(kQ + slot * kBytesQ + down, 16));
-    start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV + group_bytes, 16),
-                                                matrix_tile(kO + slot * kBytesO + down, 16));
+  TSRI_DEVICE_MEMBER void start_half(Half &s, Half &dp, uint32_t slot, uint32_t half, int group) {
+    const uint32_t down = half * 64 * 128;
+    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(kK, group), matrix_tile(kQ + slot * kBytesQ + down, 16));
+    start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(kO + slot * kBytesO + down, 16));
+  }
+  // dV and dK of half a tile, from registers that belong to the products from here on.
+  TSRI_DEVICE_MEMBER void start_half_sums(Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16], const uint32_t (&p)[4][4],
+                                          const uint32_t (&ds)[4][4], uint32_t slot, uint32_t half) {
+    const uint32_t down = half * 64 * 128;
+    matrix_begin();
+    start_sums<E>(dv, p, matrix_tile(kO + slot * kBytesO + down, kPieceQ));
+    start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ + down, kPieceQ));
   }
 
-  // walk() for tiles of 128 queries, by halves.
+  // The same walk where tiles have 128 queries: by halves, so that P and dS of one are made while products of the
+  // other are under way.
   TSRI_DEVICE_MEMBER void walk_halves(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
-    const KeyWork &w = work();
     const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const int32_t total = w.count * args.backward.call.group;
-    const uint32_t group_bytes = static_cast<uint32_t>(group) * 64 * 128;
-    int32_t tile = 0, head = 0;
+    Turn turn = {0, 0, 0};
     Half sa, da, sb, db;
-    uint32_t p[4][4], ds[4][4];
-
-    phase_wait(kFullK, 0);
-    if (w.key0 < 0 || w.key0 + kTileK > w.keys)
-      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
-    phase_wait(kFullV, 0);
+    uint32_t pa[4][4], ta[4][4], pb[4][4], tb[4][4];
+    wait_keys(group);
     Keys::wait_queries(0, 0, group);
     Keys::wait_dout(0, 0, group);
     matrix_begin();
-    start_half(sa, da, 0, 0, group_bytes);
+    start_half(sa, da, 0, 0, group);
     matrix_wait<0>();
     matrix_pin(sa);
     matrix_pin(da);
     TSRI_NO_UNROLL
-    for (int32_t n = 0;;) {
-      const uint32_t slot = slot_of(n), parity = parity_of(n);
-      const uint32_t stats = kStats + slot * kStatBytes, q_tile = kQ + slot * kBytesQ;
-      const uint32_t o_tile = kO + slot * kBytesO, s_tile = kS + slot * kBytesS;
+    for (;;) {
+      const uint32_t slot = slot_of(turn.n), parity = parity_of(turn.n), stats = kStats + slot * kStatBytes;
       matrix_begin();
-      start_half(sb, db, slot, 1, group_bytes);
+      start_half(sb, db, slot, 1, group);
       phase_wait(kFullStats + 8 * slot, parity);
-      const bool full = shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
-      if (full)
-        differentiate_half<false>(sa, da, stats, unit);
-      else
-        differentiate_half<true>(sa, da, stats, unit);
-      pack_operand<E>(p, sa);
-      pack_operand<E>(ds, da);
-      store_scores(s_tile, ds);
-      matrix_begin();
-      start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      start_sums<E>(dk, ds, matrix_tile(q_tile, kPieceQ));
+      const bool full = is_full(stats, group);
+      differentiate_half(sa, da, stats, unit, full);
+      pack_operand<E>(pa, sa);
+      pack_operand<E>(ta, da);
+      if constexpr (kSums) store_scores(kS + slot * kBytesS, ta);
+      start_half_sums(dk, dv, pa, ta, slot, 0);
       matrix_wait<2>();
       matrix_pin(sb);
       matrix_pin(db);
-      if (full)
-        differentiate_half<false>(sb, db, stats + 64 * 4, unit);
-      else
-        differentiate_half<true>(sb, db, stats + 64 * 4, unit);
-      uint32_t p1[4][4], ds1[4][4];
-      pack_operand<E>(p1, sb);
-      pack_operand<E>(ds1, db);
-      store_scores(s_tile + kPieceK, ds1);
-      fence_async();
-      sync_wave();
-      if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
-      matrix_begin();
-      start_sums<E>(dv, p1, matrix_tile(o_tile + 64 * 128, kPieceQ));
-      start_sums<E>(dk, ds1, matrix_tile(q_tile + 64 * 128, kPieceQ));
-      phase_wait(kFullS + 8 * slot, parity);
+      differentiate_half(sb, db, stats + 64 * 4, unit, full);
+      pack_operand<E>(pb, sb);
+      pack_operand<E>(tb, db);
+      if constexpr (kSums) {
+        store_scores(kS + slot * kBytesS + kPieceK, tb);
+        share_scores(slot);
+      }
+      start_half_sums(dk, dv, pb, tb, slot, 1);
       Acc dq[kOutQ];
-      matrix_begin();
-      start_queries(dq, matrix_tile(s_tile + static_cast<uint32_t>(group) * kPieceK, kPieceK), matrix_tile(kK, kPieceK));
-      matrix_wait<1>();
-      if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
-      const int64_t row = w.stats + head * w.head_stats + (w.begin + tile) * kTileQ;
-      const int32_t left = left_of(tile);
-      if (++tile == w.count) {
-        tile = 0;
-        ++head;
-      }
-      const bool more = ++n < total;
-      // After the last tile scores of none, which nobody reads: a product under a condition would be waited for
-      // at once.
-      if (more) {
-        Keys::wait_queries(n, tile, group);
-        Keys::wait_dout(n, tile, group);
+      if constexpr (kSums) start_shared(dq, slot, parity, group);
+      matrix_wait<kSums ? 1 : 0>();
+      release(slot);
+      const int64_t row = stats_row(turn);
+      const int32_t left = left_of(turn.tile);
+      const bool more = Turn::next(turn);
+      if (more) { // otherwise see walk()
+        Keys::wait_queries(turn.n, turn.tile, group);
+        Keys::wait_dout(turn.n, turn.tile, group);
       }
       matrix_begin();
-      start_half(sa, da, slot_of(n), 0, group_bytes);
-      matrix_wait<2>();
-      matrix_pin(dq);
-      add_queries(args.backward, dq, row, left);
+      start_half(sa, da, slot_of(turn.n), 0, group);
+      if constexpr (kSums) {
+        matrix_wait<2>();
+        matrix_pin(dq);
+        add_queries(args.backward, dq, row, left);
+      }
       matrix_wait<0>();
       matrix_pin(sa);
       matrix_pin(da);
       if (!more) break;
     }
-    matrix_pin(dk);
-    matrix_pin(dv);
-    if (thread_index() % 32 == 0) bulk_wait();
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
@@ -304,14 +313,13 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     clear<U>(dk);
     clear<U>(dv);
     if (work().count > 0) {
-#ifdef NOHALVES
-      if constexpr (0)
-#else
       if constexpr (kTileQ == 128)
-#endif
         walk_halves(args, group, dk[0], dv[0]);
       else
         walk(args, group, dk[0], dv[0]);
+      matrix_pin(dk[0]);
+      matrix_pin(dv[0]);
+      if (kSums && thread_index() % 32 == 0) bulk_wait();
     }
     const KeyWork &w = work();
     const int row = thread_index() / 32 * 16;

@@ -20,6 +20,7 @@ struct KeyWork {
   int32_t keys, queries;
   int32_t rows;             // of the slot, from the tile's first key on
   int32_t begin, count;     // query tiles
+  int32_t heads;            // of the group
   int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
 };
 
@@ -53,6 +54,7 @@ TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile
   work.keys = static_cast<int32_t>(sequence.k.len);
   work.queries = static_cast<int32_t>(sequence.q.len);
   work.stats = stat_row(p, a, sequence.q, place.b, work.g * static_cast<int64_t>(call.group));
+  work.heads = call.group;
   work.head_stats = a.cu_q ? p.total_q : p.seq_q;
   const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
   int64_t from = 0, to = 0;

@@ -15,8 +15,12 @@ namespace tessera {
 namespace TSRI_GPU_BACKEND {
 namespace {
 
-static_assert(sizeof(gpu::BackwardArgs) <= 4096, "kernel parameters that every device takes");
+static_assert(sizeof(gpu::EngineBackwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::BackwardConvertArgs) <= 4096, "kernel parameters that every device takes");
+
+// Columns of a chunk of sums that rows of the copy engine add to, and bytes of L2 for what their blocks share.
+constexpr int32_t kEngineColumns = 64;
+constexpr int64_t kEngineCache = int64_t{36} << 20;
 
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
@@ -114,19 +118,48 @@ tsr_layout converted_dout(const tsr_problem &p) {
 // One run under way.
 struct Steps {
   const Plan &plan;
-  gpu::BackwardArgs args;
+  gpu::EngineBackwardArgs engine;
   tsr_reason *why;
 
-  bool launch(const Entry &entry, int64_t blocks) {
-    return blocks == 0 || launch_function(plan, entry, blocks, &args, sizeof args,
-                                          args.call.a.stream, why);
+  bool launch(const Entry &entry, int64_t blocks, bool by_engine = false) {
+    const gpu::BackwardArgs &args = engine.backward;
+    if (blocks == 0) return true;
+    return by_engine
+               ? launch_function(plan, entry, blocks, &engine, sizeof engine, args.call.a.stream, why)
+               : launch_function(plan, entry, blocks, &args, sizeof args, args.call.a.stream, why);
   }
   bool launch_pass(int entry, const PassCut &pass) {
-    args.tiles = pass.tiles;
-    args.chunks = pass.chunks;
-    return launch(plan.row->entry[entry], pass.blocks);
+    engine.backward.tiles = pass.tiles;
+    engine.backward.chunks = pass.chunks;
+    return launch(plan.row->entry[entry], pass.blocks, plan.row->engine.box_q && entry != kEntryStats);
+  }
+  // Where the copy engine finds everything that there is of.
+  bool map_tensors() {
+    const gpu::Call &call = engine.backward.call;
+    const tsr_problem &p = call.p;
+    const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
+    const int64_t queries = packed_q ? p.total_q : p.seq_q, keys = packed_k ? p.total_k : p.seq_k;
+    const int32_t box = plan.row->engine.box_q;
+    const int64_t heads = tsri_mul_sat(p.heads_kv, packed_k ? 1 : p.batch);
+    const int64_t shared =
+        tsri_mul_sat(tsri_mul_sat(queries, call.group), 6 * p.dim_qk + 2 * p.dim_v); // Q, dO and sums of dQ
+    engine.together = static_cast<int32_t>(
+        max64(1, min64(min64(heads, kMostBlocks), kEngineCache / max64(shared, 1))));
+    if (queries > 0 &&
+        (!map_tensor(call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
+         !map_tensor(call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, p.batch, box, &engine.dout,
+                     why)))
+      return false;
+    return keys == 0 ||
+           (map_tensor(call.a.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, box, &engine.k, why) &&
+            map_tensor(call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, box, &engine.v, why));
   }
 };
+
+// The entry of a row that makes dK and dV.
+int keys_entry(const Row &row, const BackwardCut &cut) {
+  return row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
+}
 
 bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why) {
   const BackwardCut &cut = plan.choice.cut.backward;
@@ -148,9 +181,11 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t slots_q = packed_q ? 1 : p.batch, slots_k = packed_k ? 1 : p.batch;
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
-  cut->sums = queries && keys && p.determinism == TSR_DETERMINISM_DEFAULT;
-  cut->dq_columns = row.backward.chunk_qk;
-  cut->dq_chunks = static_cast<int32_t>(ceil_div(p.dim_qk, row.backward.chunk_qk));
+  cut->sums = queries && keys && row.entry[kEntryMain].function && p.determinism == TSR_DETERMINISM_DEFAULT;
+  // The copy engine adds whole tiles, also beyond the last column.
+  cut->dq_columns = row.engine.box_q ? kEngineColumns : row.backward.chunk_qk;
+  cut->dq_chunks =
+      static_cast<int32_t>(ceil_div(row.engine.box_q ? row.dim_qk : p.dim_qk, cut->dq_columns));
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
@@ -188,7 +223,8 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
   const Shares shares = take(&ws, *plan.row, p, cut);
   Steps steps = {plan, {}, why};
-  gpu::Call &call = steps.args.call;
+  gpu::BackwardArgs &own = steps.engine.backward;
+  gpu::Call &call = own.call;
   fill_call(*plan.problem, args, &call);
   if (cut.converts) {
     if (!convert(plan, call, shares.dout, why)) return false;
@@ -196,18 +232,20 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     call.a.dout = shares.dout;
     call.vector = gpu::vector_bits(call.p);
   }
-  steps.args.stats = shares.stats;
-  steps.args.weight = shares.weight;
-  steps.args.dq_sum = shares.dq_sum;
-  steps.args.dq_columns = cut.dq_columns;
-  steps.args.dq_chunks = cut.dq_chunks;
-  steps.args.lse_unit = has_weights(*plan.row) ? 1.0f : static_cast<float>(TSRI_LOG2E);
-  steps.args.stats_always = cut.stats_always;
-  steps.args.bias_tiles_q = cut.bias_tiles_q;
-  steps.args.bias_tiles_k = cut.bias_tiles_k;
+  own.stats = shares.stats;
+  own.weight = shares.weight;
+  own.dq_sum = shares.dq_sum;
+  own.dq_columns = cut.dq_columns;
+  own.dq_chunks = cut.dq_chunks;
+  own.lse_unit = has_weights(*plan.row) ? 1.0f : static_cast<float>(TSRI_LOG2E);
+  own.stats_always = cut.stats_always;
+  own.bias_tiles_q = cut.bias_tiles_q;
+  own.bias_tiles_k = cut.bias_tiles_k;
+  own.dq_turned = plan.row->engine.box_q != 0;
+  if (plan.row->engine.box_q && !steps.map_tensors()) return false;
   return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
          steps.launch_pass(kEntryStats, cut.stats) &&
-         steps.launch_pass(kEntryMain, cut.keys) &&
+         steps.launch_pass(keys_entry(*plan.row, cut), cut.keys) &&
          steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0) &&
          steps.launch_pass(kEntryDq, cut.queries) &&
          steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&

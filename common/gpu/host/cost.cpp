@@ -325,9 +325,10 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
     const double n = static_cast<double>(blocks), c = static_cast<double>(chunks);
     return PairPass{e, n, area / (q * k) * c / fmax(n, 1), q, k, columns};
   };
+  const Entry &keys = row.entry[row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain];
   const double key_columns = 2.0 * t.chunk_qk - (cut.sums ? 0 : t.chunk_qk) + t.chunk_v;
   double cycles = pass_cycles(facts, row,
-                              pass(row.entry[kEntryMain], cut.keys.blocks, cut.keys.chunks,
+                              pass(keys, cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),
                               row.tile_q);
   if (cut.stats_always)

@@ -33,9 +33,10 @@ struct Entry {
 };
 
 // Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryStats finds LSE and
-// delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows.
+// delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows. Rows of
+// the copy engine have kEntryKeys, which makes dK and dV alone, and may have no kEntryMain.
 // What does not depend on the row is in backward_plan.h.
-enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryCount = 4 };
+enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryKeys = 4, kEntryCount = 5 };
 
 // The tiles of a backward row beyond tile_q x tile_k of kEntryMain.
 struct BackwardTiles {
@@ -44,11 +45,11 @@ struct BackwardTiles {
   int32_t query_chunk;          // kEntryDq: columns of dQ per block
 };
 
-// Of a row of the copy engine.
+// Of a row of the copy engine; box_q 0: it is none.
 struct EngineShape {
-  int32_t items;  // query tiles that a block takes at most
+  int32_t items;  // query tiles that a block takes at most; 0: one, blocks do not stay
   int32_t blocks; // of a multiprocessor
-  int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k
+  int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k, in backward box_q
 };
 
 struct Row {

@@ -76,9 +76,6 @@ bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args,
   return launch_function(plan, plan.row->entry[entry], blocks, args, args_size, stream, why);
 }
 
-namespace {
-
-// Where the copy engine finds a tensor. packed: rows of all sequences in one.
 bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
   TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {2, 0, 0, 0}, box_rows};
@@ -86,6 +83,8 @@ bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t
   for (int d = 1; d < 4; ++d) box.stride[d] = box.extent[d] > 1 ? 2 * layout.stride[3 - d] : 16;
   return runtime_tensor_map(box, map, why);
 }
+
+namespace {
 
 bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   const tsr_problem &p = plan.problem->p;

@@ -12,6 +12,7 @@
 namespace tessera {
 namespace gpu {
 struct Call;
+struct TensorMap;
 }
 namespace TSRI_GPU_BACKEND {
 
@@ -34,6 +35,10 @@ bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const
                      size_t args_size, void *stream, tsr_reason *why);
 bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
                   void *stream, tsr_reason *why);
+
+// Where the copy engine finds a tensor, in boxes of box_rows rows. packed: rows of all sequences in one.
+bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+                int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why);
 
 // Runs a forward or split row; workspace is there.
 bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);

@@ -162,11 +162,12 @@ bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
     int64_t extent[3];
   } tensors[] = {{"q", &p.q, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}},
                  {"k", &p.k, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
-                 {"v", &p.v, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}}};
+                 {"v", &p.v, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
+                 {"dout", &p.dout, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}}};
   for (const auto &t : tensors)
     for (int d = 0; d < 3; ++d) {
       const int64_t stride = t.layout->stride[d];
-      if (t.extent[d] > 1 && (stride <= 0 || stride >= kMostStride))
+      if (t.layout->dtype != TSR_DTYPE_NONE && t.extent[d] > 1 && (stride <= 0 || stride >= kMostStride))
         return refuse(why, "%s has a stride of %lld elements; the copy engine takes 1 to 2^39 - 1", t.name,
                       static_cast<long long>(stride));
     }
@@ -176,7 +177,7 @@ bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
 // What 16-byte accesses without a second way need.
 bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (row.any) return true;
-  if (row.family == Family::kEngineForward && !takes_boxes(p, why)) return false;
+  if (row.engine.box_q && !takes_boxes(p, why)) return false;
   // Split rows have a second way to write O, and backward reads it row by row.
   const bool any_o = row.family == Family::kSplit || row.family == Family::kBackward;
   const struct {
