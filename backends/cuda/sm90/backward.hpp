@@ -45,7 +45,8 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kSharedBytes = kD + 4 * kGroups * kPartD;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
-  using Half = Acc[4]; // scores of 64 queries
+  // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
+  static constexpr bool kEarly = kTileQ == 64;
 
   // out[query][column] = dS K.
   TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
@@ -58,12 +59,11 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   }
 
   // This warp's 16 keys of dS^T.
-  template <int kCount>
-  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const uint32_t (&p)[kCount][4]) {
+  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Operand &p) {
     const int thread = fresh_thread_index(), lane = thread % 32, r = thread / 32 * 16 + lane % 16;
     const uint32_t at = tile + static_cast<uint32_t>(r) * 128;
     TSRI_UNROLL
-    for (int c = 0; c < kCount; ++c) {
+    for (int c = 0; c < kCon; ++c) {
       const int chunk = c % 4 * 2 + lane / 16;
       store_matrices(at + static_cast<uint32_t>(c / 4) * kPieceK + static_cast<uint32_t>((chunk ^ (r & 7)) << 4),
                      p[c]);
@@ -180,21 +180,25 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
         Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
       else
         Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
-      pack_operand<E>(p, s);
-      matrix_begin();
-      start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      matrix_wait<1>();
+      if constexpr (kEarly) {
+        pack_operand<E>(p, s);
+        matrix_begin();
+        start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
+      }
+      matrix_wait<kEarly ? 1 : 0>();
       matrix_pin(dp);
       if (full)
         Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
       else
         Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
       pack_operand<E>(ds, dp);
+      if constexpr (!kEarly) pack_operand<E>(p, s);
       if constexpr (kSums) {
         store_scores(kS + slot * kBytesS, ds);
         share_scores(slot);
       }
       matrix_begin();
+      if constexpr (!kEarly) start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
       start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ, kPieceQ));
       Acc dq[kOutQ];
       if constexpr (kSums) start_shared(dq, slot, parity, group);
@@ -219,93 +223,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     }
   }
 
-  // P and dS of half a tile of queries.
-  TSRI_DEVICE_MEMBER void differentiate_half(Half &s, Half &dp, uint32_t stats, float unit, bool full) {
-    if (full) {
-      Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
-      Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
-    } else {
-      Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
-      Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
-    }
-  }
-  TSRI_DEVICE_MEMBER void start_half(Half &s, Half &dp, uint32_t slot, uint32_t half, int group) {
-    const uint32_t down = half * 64 * 128;
-    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(kK, group), matrix_tile(kQ + slot * kBytesQ + down, 16));
-    start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(kO + slot * kBytesO + down, 16));
-  }
-  // dV and dK of half a tile, from registers that belong to the products from here on.
-  TSRI_DEVICE_MEMBER void start_half_sums(Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16], const uint32_t (&p)[4][4],
-                                          const uint32_t (&ds)[4][4], uint32_t slot, uint32_t half) {
-    const uint32_t down = half * 64 * 128;
-    matrix_begin();
-    start_sums<E>(dv, p, matrix_tile(kO + slot * kBytesO + down, kPieceQ));
-    start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ + down, kPieceQ));
-  }
-
-  // The same walk where tiles have 128 queries: by halves, so that P and dS of one are made while products of the
-  // other are under way.
-  TSRI_DEVICE_MEMBER void walk_halves(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
-    const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    Turn turn = {0, 0, 0};
-    Half sa, da, sb, db;
-    uint32_t pa[4][4], ta[4][4], pb[4][4], tb[4][4];
-    wait_keys(group);
-    Keys::wait_queries(0, 0, group);
-    Keys::wait_dout(0, 0, group);
-    matrix_begin();
-    start_half(sa, da, 0, 0, group);
-    matrix_wait<0>();
-    matrix_pin(sa);
-    matrix_pin(da);
-    TSRI_NO_UNROLL
-    for (;;) {
-      const uint32_t slot = slot_of(turn.n), parity = parity_of(turn.n), stats = kStats + slot * kStatBytes;
-      matrix_begin();
-      start_half(sb, db, slot, 1, group);
-      phase_wait(kFullStats + 8 * slot, parity);
-      const bool full = is_full(stats, group);
-      differentiate_half(sa, da, stats, unit, full);
-      pack_operand<E>(pa, sa);
-      pack_operand<E>(ta, da);
-      if constexpr (kSums) store_scores(kS + slot * kBytesS, ta);
-      start_half_sums(dk, dv, pa, ta, slot, 0);
-      matrix_wait<2>();
-      matrix_pin(sb);
-      matrix_pin(db);
-      differentiate_half(sb, db, stats + 64 * 4, unit, full);
-      pack_operand<E>(pb, sb);
-      pack_operand<E>(tb, db);
-      if constexpr (kSums) {
-        store_scores(kS + slot * kBytesS + kPieceK, tb);
-        share_scores(slot);
-      }
-      start_half_sums(dk, dv, pb, tb, slot, 1);
-      Acc dq[kOutQ];
-      if constexpr (kSums) start_shared(dq, slot, parity, group);
-      matrix_wait<kSums ? 1 : 0>();
-      release(slot);
-      const int64_t row = stats_row(turn);
-      const int32_t left = left_of(turn.tile);
-      const bool more = Turn::next(turn);
-      if (more) { // otherwise see walk()
-        Keys::wait_queries(turn.n, turn.tile, group);
-        Keys::wait_dout(turn.n, turn.tile, group);
-      }
-      matrix_begin();
-      start_half(sa, da, slot_of(turn.n), 0, group);
-      if constexpr (kSums) {
-        matrix_wait<2>();
-        matrix_pin(dq);
-        add_queries(args.backward, dq, row, left);
-      }
-      matrix_wait<0>();
-      matrix_pin(sa);
-      matrix_pin(da);
-      if (!more) break;
-    }
-  }
-
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
     const Call &call = args.backward.call;
     const int group = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
@@ -313,10 +230,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     clear<U>(dk);
     clear<U>(dv);
     if (work().count > 0) {
-      if constexpr (kTileQ == 128)
-        walk_halves(args, group, dk[0], dv[0]);
-      else
-        walk(args, group, dk[0], dv[0]);
+      walk(args, group, dk[0], dv[0]);
       matrix_pin(dk[0]);
       matrix_pin(dv[0]);
       if (kSums && thread_index() % 32 == 0) bulk_wait();
