@@ -38,6 +38,8 @@ constexpr double kEngineExponents = 0.88; // of the time of exponentials, of whi
 constexpr double kEngineBeside = 1.22;    // small blocks beside one another
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
+constexpr double kEnginePairs = 0.51;     // backward: of the peak, with all that is not products
+constexpr double kEnginePairsBlock = 8000; // its work, first loads, last stores
 constexpr double kAnyScoreCycles = 0.45;  // more steps, and masks and bias read element-wise
 
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -270,6 +272,12 @@ double pass_cycles(const DeviceFacts &facts, const Row &row, const PairPass &pas
                           double moved_rows) {
   if (pass.blocks == 0) return 0;
   const double scores = pass.q * pass.k, dims = row.dim_qk + row.dim_v;
+  const double share = pass.blocks / facts.processors;
+  if (row.engine.box_q && &pass.entry != &row.entry[kEntryStats]) {
+    const double block = kEnginePairsBlock +
+                         pass.pairs * 2 * scores * (dims + pass.columns) / (device_flops(facts.arch) * kEnginePairs);
+    return fmax(share, 1) * block + (ceil(share) - share) * block / ceil(share);
+  }
   const double products =
       2 * scores * (dims + pass.columns) / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
   const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
@@ -280,7 +288,6 @@ double pass_cycles(const DeviceFacts &facts, const Row &row, const PairPass &pas
   const double hidden = together >= 2 ? 0.7 : 0.35;
   const double tile = longest + (1 - hidden) * (products + steps + loads - longest);
   const double block = kBlockCycles + pass.pairs * tile;
-  const double share = pass.blocks / facts.processors;
   double cycles = fmax(share, 1) * block + (each - share) * block / each;
   if (each <= together) cycles = fmax(cycles, each * block);
   return cycles;
