@@ -86,7 +86,7 @@ struct EngineBackwardQ {
     }
   }
 
-  // What is known of a lane's rows, and the keys that some and that all used rows of its warp see.
+  // What is known of a lane's rows, and the keys that all used rows of its warp see.
   struct Rows {
     RowStat stat[2];
     int32_t full_lo, full_hi;
@@ -111,8 +111,10 @@ struct EngineBackwardQ {
     }
     TSRI_UNROLL
     for (int mask = 4; mask < 32; mask *= 2) {
-      rows.full_lo = larger(rows.full_lo, static_cast<int32_t>(shuffle_xor(static_cast<uint32_t>(rows.full_lo), mask)));
-      rows.full_hi = smaller(rows.full_hi, static_cast<int32_t>(shuffle_xor(static_cast<uint32_t>(rows.full_hi), mask)));
+      const uint32_t lo = shuffle_xor(static_cast<uint32_t>(rows.full_lo), mask);
+      const uint32_t hi = shuffle_xor(static_cast<uint32_t>(rows.full_hi), mask);
+      rows.full_lo = larger(rows.full_lo, static_cast<int32_t>(lo));
+      rows.full_hi = smaller(rows.full_hi, static_cast<int32_t>(hi));
     }
     return rows;
   }
@@ -207,8 +209,9 @@ struct EngineBackwardQ {
       TSRI_UNROLL
       for (int e = 0; e < 8; ++e)
         if (rows.stat[U::slot(e)].lo > rows.stat[U::slot(e)].hi) out[0][o].x[e] = 0.0f;
-    store_warp_gradient<U>(out[0], call.p.scale, call.p.dq, call.a.dq, w.b, w.h, static_cast<int64_t>(w.slot_begin) + w.row0,
-                           w.slot_len - w.row0, thread_index() / 32 * 16, call.p.dim_qk);
+    const int64_t row = static_cast<int64_t>(w.slot_begin) + w.row0;
+    store_warp_gradient<U>(out[0], call.p.scale, call.p.dq, call.a.dq, w.b, w.h, row, w.slot_len - w.row0,
+                           thread_index() / 32 * 16, call.p.dim_qk);
   }
 
   // Piece of work of this block: `together` heads of queries side by side, and of each the last rows first. By

@@ -81,7 +81,8 @@ TSRI_DEVICE void store_warp_gradient(typename U::Acc (&out)[kOut], float factor,
   for (int o = 0; o < kOut; ++o)
     TSRI_UNROLL
     for (int e = 0; e < 8; ++e) out[o].x[e] *= factor;
-  store_registers<U, kOut>(out, layout, data, b, h, row, rows, warp_row, static_cast<int>(columns));
+  store_registers<U, kOut>(out, layout, data, tsri_row_offset(layout.stride, b, h, row), rows, warp_row,
+                           static_cast<int>(columns));
 }
 
 } // namespace gpu
