@@ -64,6 +64,27 @@ Test(cuda_backward, mask_classes) {
   }
 }
 
+// Rows of the copy engine are for exactly their capability.
+Test(cuda_backward, copy_engine) {
+  DeviceFacts next = h200;
+  next.arch = 100;
+  for (int64_t dim : {64, 128, 256}) {
+    tsr_problem p = backward_of(2, 8, 8, 8192, 8192, dim, dim);
+    expect_backward(h200, p, "__sm90_");
+    expect_backward(next, p, "__sm80_");
+    p.o.dtype = p.dout.dtype = TSR_DTYPE_F32; // converted before the engine looks for it
+    const Winner w = choose(h200, p);
+    const BackwardCut &cut = cut_of(w);
+    cr_expect(std::strstr(w.row->name, "__sm90_") && cut.converts, "%s", w.row->name);
+    // Sums of whole chunks, also beyond the last column; wide rows make dQ apart.
+    cr_expect_eq(cut.sums, dim < 256);
+    cr_expect_eq(cut.dq_chunks * int64_t{cut.dq_columns}, dim);
+    cr_expect(cut.sums ? w.row->entry[tessera::cuda::kEntryMain].function != nullptr
+                       : cut.queries.blocks > 0);
+    cr_expect_not_null(w.row->entry[tessera::cuda::kEntryKeys].function);
+  }
+}
+
 Test(cuda_backward, refusals_say_what_was_found) {
   tsr_problem p = backward_of(1, 1, 1, 64, 64, 64, 300);
   cr_expect(choose(h200, p).refusals.find("dim_v is 300; this kernel takes up to 256") !=
