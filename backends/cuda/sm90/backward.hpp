@@ -236,9 +236,11 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       if (kSums && thread_index() % 32 == 0) bulk_wait();
     }
     const KeyWork &w = work();
-    const int row = thread_index() / 32 * 16;
-    store_warp_gradient<U>(dk[0], call.p.scale, call.p.dk, call.a.dk, w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
-    store_warp_gradient<U>(dv[0], 1.0f, call.p.dv, call.a.dv, w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+    const int row = thread_index() / 32 * 16, first = -w.key0, last = w.keys - w.key0;
+    store_warp_gradient<U>(dk[0], call.p.scale, first, last, call.p.dk, call.a.dk,
+                           w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+    store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
+                           w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {

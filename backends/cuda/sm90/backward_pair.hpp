@@ -146,17 +146,19 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void multiply(const Args &args, int group) {
     const Call &call = args.backward.call;
     const KeyWork &w = work();
-    const int row = thread_index() / 32 % 4 * 16;
+    const int row = thread_index() / 32 % 4 * 16, first = -w.key0, last = w.keys - w.key0;
     if (group == 0) {
       Acc dv[1][kDv / 16];
       clear<U>(dv);
       if (w.count > 0) make_values(args, dv[0]);
-      store_warp_gradient<U>(dv[0], 1.0f, call.p.dv, call.a.dv, w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+      store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
+                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
     } else {
       Acc dk[1][kDqk / 16];
       clear<U>(dk);
       if (w.count > 0) make_keys(args, dk[0]);
-      store_warp_gradient<U>(dk[0], call.p.scale, call.p.dk, call.a.dk, w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+      store_warp_gradient<U>(dk[0], call.p.scale, first, last, call.p.dk, call.a.dk,
+                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
     }
   }
 

@@ -203,14 +203,9 @@ struct EngineBackwardQ {
     Acc out[1][kOut];
     clear<U>(out);
     if (w.tiles.count > 0) walk(args, group, out[0], rows);
-    // Rows that are not used have gone through products with whatever memory holds.
-    TSRI_UNROLL
-    for (int o = 0; o < kOut; ++o)
-      TSRI_UNROLL
-      for (int e = 0; e < 8; ++e)
-        if (rows.stat[U::slot(e)].lo > rows.stat[U::slot(e)].hi) out[0][o].x[e] = 0.0f;
     const int64_t row = static_cast<int64_t>(w.slot_begin) + w.row0;
-    store_warp_gradient<U>(out[0], call.p.scale, call.p.dq, call.a.dq, w.b, w.h, row, w.slot_len - w.row0,
+    store_warp_gradient<U>(out[0], call.p.scale, -w.i0, w.queries - w.i0, call.p.dq, call.a.dq,
+                           w.b, w.h, row, w.slot_len - w.row0,
                            thread_index() / 32 * 16, call.p.dim_qk);
   }
 

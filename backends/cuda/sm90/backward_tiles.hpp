@@ -71,16 +71,23 @@ TSRI_DEVICE void pack_operand(uint32_t (&p)[kCon][4], const Acc (&s)[kCon]) {
     for (int r = 0; r < 4; ++r) p[c][r] = E::pack(s[c].x[2 * r], s[c].x[2 * r + 1]);
 }
 
-// factor * out of the calling warp into a gradient tensor; nothing when it was not asked for.
+// factor * out of the calling warp into a gradient tensor; nothing when it was not asked for. Rows of the tile
+// outside [first, last) are padding and become zeros: a p of 0 times what is not finite is none.
 template <class U, int kOut>
-TSRI_DEVICE void store_warp_gradient(typename U::Acc (&out)[kOut], float factor, const tsr_layout &layout,
-                                     void *data, int64_t b, int64_t h, int64_t row, int32_t rows, int warp_row,
-                                     int64_t columns) {
+TSRI_DEVICE void store_warp_gradient(typename U::Acc (&out)[kOut], float factor, int32_t first, int32_t last,
+                                     const tsr_layout &layout, void *data, int64_t b, int64_t h, int64_t row,
+                                     int32_t rows, int warp_row, int64_t columns) {
   if (layout.dtype == TSR_DTYPE_NONE) return;
   TSRI_UNROLL
-  for (int o = 0; o < kOut; ++o)
+  for (int slot = 0; slot < 2; ++slot) {
+    const int32_t r = warp_row + U::free_of(slot);
+    const bool used = r >= first && r < last;
     TSRI_UNROLL
-    for (int e = 0; e < 8; ++e) out[o].x[e] *= factor;
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < 8; ++e)
+        if (U::slot(e) == slot) out[o].x[e] = used ? out[o].x[e] * factor : 0.0f;
+  }
   store_registers<U, kOut>(out, layout, data, tsri_row_offset(layout.stride, b, h, row), rows, warp_row,
                            static_cast<int>(columns));
 }
