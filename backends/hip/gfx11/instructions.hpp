@@ -41,6 +41,10 @@ TSRI_DEVICE void wmma_result(float (&c)[8], WmmaAcc x) {
   for (int e = 0; e < 8; ++e) c[e] = x[e];
 }
 
+// Nothing moves across in the compiler's schedule: left to itself it reads operands so far ahead that
+// registers run out.
+TSRI_DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+
 #if defined(__GFX11__)
 TSRI_DEVICE void wmma(BFloat16, float (&c)[8], const uint32_t (&a)[8], const uint32_t (&b)[8]) {
   wmma_result(c, __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(
@@ -62,6 +66,8 @@ TSRI_DEVICE void wmma(Half, float (&c)[8], const uint32_t (&a)[4], const uint32_
 #endif
 
 #else
+
+inline void keep_order() {}
 
 // One element of an operand of n registers as contributed by a lane: A operands first, then B.
 template <class E, int n>

@@ -7,8 +7,12 @@
 // WmmaGfx11<E>   both halves of a wave hold whole operands; a score product leaves half of the next operand
 //                in each half of the wave, so that to_operand exchanges four registers
 // WmmaGfx12<E>   operands are split between the halves as accumulators are: nothing moves
+// kPlain: Z comes from a tile as memory has it, two bytes at a time, and not from a transposed one; for
+// programs whose tiles are operands of both kinds.
 #ifndef TESSERA_BACKENDS_HIP_GFX11_UNIT_HPP_
 #define TESSERA_BACKENDS_HIP_GFX11_UNIT_HPP_
+
+#include <type_traits>
 
 #include "backends/hip/gfx11/instructions.hpp"
 #include "common/gpu/tile.hpp"
@@ -18,7 +22,7 @@ namespace gpu {
 
 // What both share. Lane 16 g + n of an accumulator holds con 8 g .. 8 g + 7 of free n. kWords: registers
 // of an operand.
-template <class E, int kWords>
+template <class E, int kWords, bool kPlain>
 struct WmmaLayout {
   using Element = E;
   static constexpr int kWave = 32;
@@ -41,17 +45,25 @@ struct WmmaLayout {
   using Z = Operand;
   using P = Operand;
   template <int kTileRows, int kColumns>
-  using ZTile = TransposedTile<E, kTileRows, kColumns>;
+  using ZTile = std::conditional_t<kPlain, Tile<E, kTileRows, kColumns>,
+                                   TransposedTile<E, kTileRows, kColumns>>;
   struct ZOffset {
     uint32_t at;
   };
+  using ApplyTOffset = ZOffset;
 
   TSRI_DEVICE_MEMBER int index() { return lane_index() % 16; }
   TSRI_DEVICE_MEMBER int half() { return lane_index() / 16; }
+  // For offsets into tiles. kPlain: computed where they are used, not kept in registers across a loop.
+  TSRI_DEVICE_MEMBER int offset_index() { return offset_lane() % 16; }
+  TSRI_DEVICE_MEMBER int offset_lane() { return (kPlain ? fresh_thread_index() : thread_index()) & 31; }
   TSRI_DEVICE_MEMBER constexpr int slot(int) { return 0; }
   TSRI_DEVICE_MEMBER int free_of(int) { return index(); }
   TSRI_DEVICE_MEMBER int con_lane() { return 8 * half(); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return e; }
+  // The lane that holds con j of this lane's free index, and what is left of j there.
+  TSRI_DEVICE_MEMBER int con_owner(int j) { return index() + 16 * (j / 8 % 2); }
+  TSRI_DEVICE_MEMBER int con_rest(int j) { return j / 16 * 16 + j % 8; }
   TSRI_DEVICE_MEMBER bool leads_row() { return half() == 0; }
   TSRI_DEVICE_MEMBER float max_con(float v) { return larger_of(v, shuffle_xor(v, 16)); }
   TSRI_DEVICE_MEMBER float sum_con(float v) { return v + shuffle_xor(v, 16); }
@@ -70,6 +82,10 @@ struct WmmaLayout {
   // on. con0 is a multiple of 16, so that only the low bits of the swizzle differ between lanes.
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
+    if constexpr (kPlain) {
+      load_column<kRowBytes>(z, offset, con0, tile * 16);
+      return;
+    }
     using T = TransposedTile<E, kRowBytes / 2, 1>;
     TSRI_UNROLL
     for (int i = 0; i < kWords / 2; ++i) {
@@ -82,6 +98,27 @@ struct WmmaLayout {
     }
   }
 
+  // Element `column` of row `row` of a plain tile, row a multiple of 8, column below 16.
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t element_offset(uint32_t tile, int row, int column) {
+    constexpr int size = static_cast<int>(sizeof(E));
+    return tile + static_cast<uint32_t>(row * kRowBytes + column * size);
+  }
+  // kWords * 2 rows of a lane's column of a plain tile: row i is the offset with i in its swizzle.
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_column(Operand &z, ZOffset offset, int con0, int column) {
+    const uint32_t at = along(offset.at, column * 2) + static_cast<uint32_t>(con0 * kRowBytes);
+    keep_order();
+    TSRI_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      const uint32_t lo = shared_at<uint16_t>((at ^ static_cast<uint32_t>((2 * i & 7) << 4)) +
+                                              static_cast<uint32_t>(2 * i * kRowBytes));
+      const uint32_t hi = shared_at<uint16_t>((at ^ static_cast<uint32_t>(((2 * i + 1) & 7) << 4)) +
+                                              static_cast<uint32_t>((2 * i + 1) * kRowBytes));
+      z.r[i] = lo | hi << 16;
+    }
+  }
+
   // acc[con][free] += X Y^T.
   TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) {
     wmma(E{}, acc.x, x.r, y.r);
@@ -90,9 +127,11 @@ struct WmmaLayout {
   TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { wmma(E{}, out.x, z.r, p.r); }
 };
 
-template <class E>
-struct WmmaGfx11 : WmmaLayout<E, 8> {
-  using L = WmmaLayout<E, 8>;
+template <class E, bool kPlain = false>
+struct WmmaGfx11 : WmmaLayout<E, 8, kPlain> {
+  using L = WmmaLayout<E, 8, kPlain>;
+  using Fresh = WmmaGfx11<E, true>; // of backward
+  using typename L::ApplyTOffset;
   using typename L::Acc;
   using typename L::Con;
   using typename L::Free;
@@ -102,7 +141,10 @@ struct WmmaGfx11 : WmmaLayout<E, 8> {
 
   // The instruction leaves row 2 e + g in element e of half g. Fed with row 8 (r % 2) + r / 2 of a tile
   // as its row r, that is row 8 g + e of the tile.
-  TSRI_DEVICE_MEMBER int con_row() { return 8 * (L::index() % 2) + L::index() / 2; }
+  TSRI_DEVICE_MEMBER int con_row() {
+    const int index = L::offset_index();
+    return 8 * (index % 2) + index / 2;
+  }
 
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t con_offset(uint32_t tile) {
@@ -110,11 +152,12 @@ struct WmmaGfx11 : WmmaLayout<E, 8> {
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
-    return L::template row_offset<kRowBytes>(tile, L::index(), 0);
+    return L::template row_offset<kRowBytes>(tile, L::offset_index(), 0);
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
     const uint32_t down = static_cast<uint32_t>(con0 * kRowBytes);
+    if (kPlain) keep_order();
     L::load_words(x.r, along(offset, t * 32) + down);
     L::load_words(x.r + 4, along(offset, t * 32 + 16) + down);
   }
@@ -123,9 +166,28 @@ struct WmmaGfx11 : WmmaLayout<E, 8> {
     load_con<kRowBytes>(y, offset, free0, t);
   }
   template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile) {
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    if constexpr (kPlain)
+      return ZOffset{along(L::template element_offset<kRowBytes>(tile, 0, con_row()), first * 32)};
     using T = TransposedTile<E, kRowBytes / 2, 1>;
     return ZOffset{tile + T::at(con_row(), 0)};
+  }
+  // The operand of apply from a plain tile: P[free][con], and the same from a tile [con][free].
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    return free_offset<kRowBytes>(tile);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(P &p, uint32_t offset, int free0, int step) {
+    load_con<kRowBytes>(p, offset, free0, step);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return ApplyTOffset{along(L::template element_offset<kRowBytes>(tile, 0, L::offset_index()), free0 * 2)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
+    L::template load_column<kRowBytes>(p, offset, step * 16, free0);
   }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL
@@ -138,9 +200,11 @@ struct WmmaGfx11 : WmmaLayout<E, 8> {
   }
 };
 
-template <class E>
-struct WmmaGfx12 : WmmaLayout<E, 4> {
-  using L = WmmaLayout<E, 4>;
+template <class E, bool kPlain = false>
+struct WmmaGfx12 : WmmaLayout<E, 4, kPlain> {
+  using L = WmmaLayout<E, 4, kPlain>;
+  using Fresh = WmmaGfx12<E, true>; // of backward
+  using typename L::ApplyTOffset;
   using typename L::Acc;
   using typename L::Con;
   using typename L::Free;
@@ -152,7 +216,8 @@ struct WmmaGfx12 : WmmaLayout<E, 4> {
   // order that both sides share.
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t con_offset(uint32_t tile) {
-    return L::template row_offset<kRowBytes>(tile, L::index(), L::half());
+    const int lane = L::offset_lane();
+    return L::template row_offset<kRowBytes>(tile, lane % 16, lane / 16);
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
@@ -167,9 +232,29 @@ struct WmmaGfx12 : WmmaLayout<E, 4> {
     load_con<kRowBytes>(y, offset, free0, t);
   }
   template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile) {
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    if constexpr (kPlain) return apply_transposed_offset<kRowBytes>(tile, first * 16);
     using T = TransposedTile<E, kRowBytes / 2, 1>;
     return ZOffset{tile + T::at(L::index(), 2 * L::half())};
+  }
+  // The operand of apply from a plain tile: P[free][con], and the same from a tile [con][free].
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    return con_offset<kRowBytes>(tile);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(P &p, uint32_t offset, int free0, int step) {
+    load_con<kRowBytes>(p, offset, free0, step);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    const int lane = L::offset_lane();
+    return ApplyTOffset{
+        along(L::template element_offset<kRowBytes>(tile, lane / 16 * 8, lane % 16), free0 * 2)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
+    L::template load_column<kRowBytes>(p, offset, step * 16, free0);
   }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL

@@ -59,6 +59,13 @@ TSRI_DEVICE void mfma(Half, float (&c)[16], const uint32_t a[2], const uint32_t 
   TSRI_UNROLL
   for (int e = 0; e < 16; ++e) c[e] = x[e];
 }
+// V_MFMA_F32_16X16X4: a product of float32, rounded as fused multiply-adds are.
+TSRI_DEVICE void mfma(float, float (&c)[4], float a, float b) {
+  MfmaAcc16 x = {c[0], c[1], c[2], c[3]};
+  x = __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, x, 0, 0, 0);
+  TSRI_UNROLL
+  for (int e = 0; e < 4; ++e) c[e] = x[e];
+}
 
 #else
 
@@ -80,6 +87,17 @@ inline void mfma(E, float (&c)[kElements], const uint32_t a[2], const uint32_t b
     }
     c[e] = sum;
   }
+}
+
+// Lane 16 g + r holds A(r, g) and B(g, r), and element e of D(4 g + e, r).
+inline void mfma(float, float (&c)[4], float a, float b) {
+  const uint32_t mine[2] = {float_bits(a), float_bits(b)};
+  const unsigned char *all = emulated_meet("mfma 16x16x4 f32", mine, sizeof mine);
+  const int g = lane_index() / 16, column = lane_index() % 16;
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 4; ++k)
+      c[e] = multiply_add(bits_float(met_word(all, 16 * k + 4 * g + e, 0)),
+                          bits_float(met_word(all, 16 * k + column, 1)), c[e]);
 }
 
 #endif

@@ -8,8 +8,12 @@
 //
 // Mfma<E, 16>    16x16x16, 16 free x 16 con
 // Mfma<E, 32>    32x32x8, 32 free x 32 con: half the shared-memory reads per product
+// kPlain: Z comes from a tile as memory has it, two bytes at a time, and not from a transposed one; for
+// programs whose tiles are operands of both kinds.
 #ifndef TESSERA_BACKENDS_HIP_GFX9_UNIT_HPP_
 #define TESSERA_BACKENDS_HIP_GFX9_UNIT_HPP_
+
+#include <type_traits>
 
 #include "backends/hip/gfx9/instructions.hpp"
 #include "common/gpu/tile.hpp"
@@ -17,9 +21,10 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kSide>
+template <class E, int kSide, bool kPlain = false>
 struct Mfma {
   using Element = E;
+  using Fresh = Mfma<E, kSide, true>; // of backward
   static_assert(kSide == 16 || kSide == 32, "shapes of the instruction");
   static constexpr int kWave = 64;
   static constexpr int kGroups = 64 / kSide; // groups of lanes, each with its own part of the depth
@@ -47,10 +52,12 @@ struct Mfma {
     uint32_t r[2];
   };
   template <int kTileRows, int kColumns>
-  using ZTile = TransposedTile<E, kTileRows, kColumns>;
+  using ZTile = std::conditional_t<kPlain, Tile<E, kTileRows, kColumns>,
+                                   TransposedTile<E, kTileRows, kColumns>>;
   struct ZOffset {
     uint32_t at;
   };
+  using ApplyTOffset = ZOffset;
 
   TSRI_DEVICE_MEMBER int index() { return lane_index() % kSide; }
   TSRI_DEVICE_MEMBER int group() { return lane_index() / kSide; }
@@ -98,12 +105,17 @@ struct Mfma {
   // Z of apply, from a transposed tile: con 4 g .. 4 g + 3 of one column. con0 moves whole sets of groups,
   // so that only the low bits of the swizzle differ between lanes.
   template <int kRowBytes>
-  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile) {
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    if constexpr (kPlain) return column_offset<kRowBytes>(tile, first * kSide);
     using T = TransposedTile<E, kRowBytes / 2, 1>;
     return ZOffset{tile + T::at(index(), group())};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
+    if constexpr (kPlain) {
+      load_column<kRowBytes>(z.r, offset, con0, tile * kSide);
+      return;
+    }
     using T = TransposedTile<E, kRowBytes / 2, 1>;
     const int q = con0 / 4;
     const uint32_t flip = static_cast<uint32_t>(((q & T::kMask) ^ T::swizzle(tile * kSide)) * 8);
@@ -111,6 +123,48 @@ struct Mfma {
         (offset.at ^ flip) + static_cast<uint32_t>(tile * kSide * kRowBytes + (q & ~T::kMask) * 8));
     z.r[0] = group.w[0];
     z.r[1] = group.w[1];
+  }
+
+  // A column of a plain tile, rows 4 g .. 4 g + 3 of a step: row e is the offset with e in its swizzle.
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ZOffset column_offset(uint32_t tile, int column) {
+    const int row = 4 * group();
+    const uint32_t own = static_cast<uint32_t>(row * kRowBytes + ((index() / 8 ^ (row & 7)) << 4) +
+                                               index() % 8 * 2);
+    return ZOffset{along(tile + own, column * 2)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_column(uint32_t r[2], ZOffset offset, int con0, int column) {
+    const uint32_t at = along(offset.at, column * 2);
+    uint32_t x[4];
+    TSRI_UNROLL
+    for (int e = 0; e < 4; ++e)
+      x[e] = shared_at<uint16_t>((at ^ static_cast<uint32_t>(e << 4)) +
+                                 static_cast<uint32_t>((con0 + e) * kRowBytes));
+    r[0] = x[0] | x[1] << 16;
+    r[1] = x[2] | x[3] << 16;
+  }
+
+  // The operand of apply from a plain tile: P[free][con], and the same from a tile [con][free].
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    const int row = index(), g = group();
+    return tile + static_cast<uint32_t>(row * kRowBytes + ((g / 2 ^ (row & 7)) << 4) + g % 2 * 8);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(P &p, uint32_t offset, int free0, int step) {
+    const Group group = shared_at<Group>(along(offset, step * kApplyStep * 2) +
+                                         static_cast<uint32_t>(free0 * kRowBytes));
+    p.r[0] = group.w[0];
+    p.r[1] = group.w[1];
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return column_offset<kRowBytes>(tile, free0);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
+    load_column<kRowBytes>(p.r, offset, step * kApplyStep, free0);
   }
 
   // acc[con][free] += X Y^T over one depth step.

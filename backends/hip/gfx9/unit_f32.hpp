@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// float32 on MFMA: the instruction for float32 has the shape of the 16-bit ones and a quarter of their depth,
+// and rounds every addition, so that a unit of it is that of unit.hpp with numbers in place of pairs. Tiles
+// are plain: a lane reads four rows of a column as easily as four columns of a row.
+#ifndef TESSERA_BACKENDS_HIP_GFX9_UNIT_F32_HPP_
+#define TESSERA_BACKENDS_HIP_GFX9_UNIT_F32_HPP_
+
+#include "backends/hip/gfx9/unit.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// Lane 16 g + n of an accumulator holds con 4 g .. 4 g + 3 of free n. Instruction e of a step contracts
+// indices 4 g + e of all groups: what the accumulator's element e is, so that nothing moves.
+struct MfmaF32 {
+  using Element = float;
+  using Fresh = MfmaF32;
+  static constexpr int kWave = 64;
+  static constexpr int kFree = 16;
+  static constexpr int kCon = 16;
+  static constexpr int kElements = 4;
+  static constexpr int kRows = 1;
+  static constexpr int kStep = 16; // four matrix operations
+  static constexpr int kApplyStep = 16;
+  static constexpr bool kSplits = false; // operands are what memory holds
+
+  struct Acc {
+    float x[kElements];
+  };
+  struct Numbers {
+    float x[4];
+  };
+  using Con = Numbers;
+  using Free = Numbers;
+  using Z = Numbers;
+  using P = Numbers;
+  template <int kTileRows, int kColumns>
+  using ZTile = Tile<float, kTileRows, kColumns>;
+  struct ZOffset {
+    uint32_t at;
+  };
+  using ApplyTOffset = ZOffset;
+
+  TSRI_DEVICE_MEMBER int index() { return lane_index() % 16; }
+  TSRI_DEVICE_MEMBER int group() { return lane_index() / 16; }
+  TSRI_DEVICE_MEMBER constexpr int slot(int) { return 0; }
+  TSRI_DEVICE_MEMBER int free_of(int) { return index(); }
+  TSRI_DEVICE_MEMBER int con_lane() { return 4 * group(); }
+  TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return e; }
+  TSRI_DEVICE_MEMBER bool leads_row() { return group() == 0; }
+  TSRI_DEVICE_MEMBER float max_con(float v) {
+    v = larger_of(v, shuffle_xor(v, 16));
+    return larger_of(v, shuffle_xor(v, 32));
+  }
+  TSRI_DEVICE_MEMBER float sum_con(float v) {
+    v += shuffle_xor(v, 16);
+    return v + shuffle_xor(v, 32);
+  }
+
+  // Four numbers of a lane's row: depth 4 g .. 4 g + 3 of a step.
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t con_offset(uint32_t tile) {
+    const int row = index();
+    return tile + static_cast<uint32_t>(row * kRowBytes + ((group() ^ (row & 7)) << 4));
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
+    return con_offset<kRowBytes>(tile);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
+    const Chunk chunk =
+        shared_at<Chunk>(along(offset, t * 64) + static_cast<uint32_t>(con0 * kRowBytes));
+    TSRI_UNROLL
+    for (int e = 0; e < 4; ++e) x.x[e] = bits_float(chunk.w[e]);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_free(Free &y, uint32_t offset, int free0, int t) {
+    load_con<kRowBytes>(y, offset, free0, t);
+  }
+
+  // Four rows of a lane's column: con 4 g .. 4 g + 3 of a step.
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ZOffset column_offset(uint32_t tile, int column) {
+    const int row = 4 * group();
+    const uint32_t own = static_cast<uint32_t>(row * kRowBytes + ((index() / 4 ^ (row & 7)) << 4) +
+                                               index() % 4 * 4);
+    return ZOffset{along(tile + own, column * 4)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_column(Numbers &z, ZOffset offset, int con0, int column) {
+    const uint32_t at = along(offset.at, column * 4);
+    TSRI_UNROLL
+    for (int e = 0; e < 4; ++e)
+      z.x[e] = shared_at<float>((at ^ static_cast<uint32_t>(e << 4)) +
+                                static_cast<uint32_t>((con0 + e) * kRowBytes));
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
+    return column_offset<kRowBytes>(tile, first * 16);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_z(Z &z, ZOffset offset, int con0, int tile) {
+    load_column<kRowBytes>(z, offset, con0, tile * 16);
+  }
+  // The operand of apply from a tile: P[free][con], and the same from a tile [con][free].
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER uint32_t apply_offset(uint32_t tile) {
+    return con_offset<kRowBytes>(tile);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply(P &p, uint32_t offset, int free0, int step) {
+    load_con<kRowBytes>(p, offset, free0, step);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return column_offset<kRowBytes>(tile, free0);
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
+    load_column<kRowBytes>(p, offset, step * kApplyStep, free0);
+  }
+
+  TSRI_DEVICE_MEMBER void multiply(Acc &acc, const Numbers &a, const Numbers &b) {
+    TSRI_UNROLL
+    for (int e = 0; e < 4; ++e) mfma(0.0f, acc.x, a.x[e], b.x[e]);
+  }
+  TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) { multiply(acc, x, y); }
+  TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
+    TSRI_UNROLL
+    for (int e = 0; e < 4; ++e) p.x[e] = acc.x[e];
+  }
+  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { multiply(out, z, p); }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_HIP_GFX9_UNIT_F32_HPP_
