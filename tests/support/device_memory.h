@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What tests and benchmarks need of a GPU besides the library: memory, copies, streams, events, graphs,
-// facts. The driver is opened at run time (libcuda.so.1), so nothing links it and its absence is a
-// reason in words. Everything runs in the device's primary context, which the CUDA runtime uses too.
+// facts. The driver is opened at run time (libcuda.so.1, libamdhip64.so), so nothing links it and its
+// absence is a reason in words. Everything runs in the device's primary context, which the vendors'
+// runtimes use too.
 // Calls that return bool leave one line of text in tsr_gpu_error() of the calling thread when false.
 #ifndef TESSERA_TESTS_SUPPORT_DEVICE_MEMORY_H_
 #define TESSERA_TESTS_SUPPORT_DEVICE_MEMORY_H_
@@ -28,8 +29,8 @@ const char *tsr_gpu_error(void);
 typedef struct tsr_gpu_facts {
   char name[128];
   char bus[32];     /* PCI address, as other tools of the vendor name the card */
-  int32_t driver;   /* CUDA version of the driver: 13000 */
-  int32_t arch;     /* 90 for compute capability 9.0 */
+  int32_t driver;   /* CUDA version of the driver: 13000; of HIP as its runtime has it: 60342134 */
+  int32_t arch;     /* 90 for compute capability 9.0; HIP: 94 for gfx942 */
   int32_t units;
   int64_t memory_bytes, l2_bytes;
   int32_t clock_khz, memory_clock_khz; /* highest; 0: the driver does not say */
