@@ -35,6 +35,10 @@ struct alignas(16) Chunk {
 
 TSRI_DEVICE float infinity() { return __builtin_inff(); }
 
+#if !defined(TSRI_GPU_AMD)
+TSRI_DEVICE void settle(float &) {}
+#endif
+
 // A value that all lanes of a wave hold, from one lane.
 TSRI_DEVICE float shuffle(float v, int lane) {
   return bits_float(shuffle(float_bits(v), lane));

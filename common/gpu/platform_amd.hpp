@@ -104,6 +104,16 @@ TSRI_DEVICE float exp2_of(float x) { return __builtin_amdgcn_exp2f(x); } // v_ex
 TSRI_DEVICE float log_of(float x) { return __builtin_logf(x); } // expanded by the compiler
 TSRI_DEVICE float larger_of(float a, float b) { return __builtin_fmaxf(a, b); }
 
+// A result of matrix instructions is made here and not later: clang 19 moves WMMA below a branch where lanes are
+// off if nothing else uses what it makes, and WMMA wants all lanes. (MFMA it leaves where it is.)
+TSRI_DEVICE void settle(float &x) {
+#if defined(__GFX9__)
+  (void)x;
+#else
+  asm volatile("" : "+v"(x));
+#endif
+}
+
 // Two floats rounded to nearest even into one word, lo in the low half.
 TSRI_DEVICE uint32_t round_bf16(float x) { // in the high half
   const uint32_t u = float_bits(x);

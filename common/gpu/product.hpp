@@ -24,6 +24,17 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
       for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
 }
 
+// Results of a product, where it ends: see settle() of the platform.
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void settle(typename U::Acc (&out)[kFree][kOut]) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) settle(out[f][o].x[e]);
+}
+
 // score_product of a unit that splits numbers: the loop over depth stays a loop, or the splitting would
 // move ahead of everything else and registers run out.
 template <class U, class TX, class TY, int kDepth, bool kTransposed, int kFree, int kCon>
@@ -49,6 +60,7 @@ TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32
       }
     }
   }
+  settle<U>(acc);
   recheck_scores<U, TX, TY, kDepth * U::kStep>(
       acc, x_offset - U::template con_offset<TX::kRowBytes>(0),
       y_offset - U::template free_offset<TY::kRowBytes>(0));
@@ -92,6 +104,7 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
       for (int f = 0; f < kFree; ++f)
         U::score(acc[f][c], x[n % 2], kKeep ? kept[f][kKeep ? t : 0] : y[t % 2][f]);
     }
+  settle<U>(acc);
 }
 
 // apply_product of a unit that splits numbers, P from registers: each column tile gets a sum of its own
@@ -124,6 +137,7 @@ TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
       TSRI_UNROLL
       for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part[0][f].x[e];
   }
+  settle<U>(out);
   return left_out;
 }
 
@@ -149,6 +163,7 @@ TSRI_DEVICE void apply_steps_split(typename U::Acc (&out)[kFree][kOut],
       }
     }
   }
+  settle<U>(out);
 }
 
 // out[free][column] += P Z over kSteps steps. load(p, step) gives the free operands of a step; kAhead:
@@ -180,6 +195,7 @@ TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) U::apply(out[f][o], z[n % 2], p[s % 2][f]);
     }
+  settle<U>(out);
 }
 
 } // namespace gpu
