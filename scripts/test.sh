@@ -19,6 +19,7 @@ parts (default: all of them)
   static   static library: install, ABI and examples
   cuda     the CUDA backend's kernels in an emulator on the host: unit tests, conformance; where there
            is nvcc also its plug-in: no kernel spills, and it loads where there is no driver
+  hip      the HIP backend: code objects for AMD's GPUs, executed instruction by instruction on the host
   model    release build; two real models end to end against other implementations (weights are
            fetched once into $XDG_CACHE_HOME/tessera or ~/.cache/tessera)
   release  optimised build, warnings are errors, whole suite
@@ -28,7 +29,7 @@ TEXT
 }
 fail() { printf 'test.sh: %s\n' "$*" >&2; exit 2; }
 
-all_parts=(arm tsan asan plugins static cuda model release)
+all_parts=(arm tsan asan plugins static cuda hip model release)
 jobs=$(nproc)
 install=1
 parts=()
@@ -116,6 +117,14 @@ if wanted cuda; then
     run_ctest build-cuda -R cuda
   else
     say "build-cuda: left out, there is no nvcc"
+  fi
+fi
+if wanted hip; then
+  if command -v clang++-19 >/dev/null && command -v ld.lld-19 >/dev/null; then
+    configure_and_build release build-hip -DTESSERA_ENABLE_HIP=ON -DTESSERA_PLUGINS=ON -DTESSERA_BUILD_BENCH=OFF
+    run_ctest build-hip -R hip
+  else
+    say "build-hip: left out, there is no clang++-19 with ld.lld-19"
   fi
 fi
 if wanted model; then

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The CUDA backend where there is no driver: what holds it needs no library of NVIDIA's to be loaded, and
+# A GPU backend where there is no driver: what holds it needs no library of the vendor's to be loaded, and
 # `tessera info` lists it with the reason. Where there is a driver, it must be available instead, or give
 # the driver's reason.
-#   cmake -DREADELF=<program> -DCLI=<tessera> -DBINARY=<library or plug-in> -P cuda_without_driver.cmake
+#   cmake -DBACKEND=<cuda or hip> -DREADELF=<program> -DCLI=<tessera> -DBINARY=<library or plug-in>
+#         -P gpu_without_driver.cmake
 cmake_minimum_required(VERSION 3.25)
 
 if(BINARY MATCHES "[.]so")
@@ -11,7 +12,7 @@ if(BINARY MATCHES "[.]so")
   if(NOT dynamic MATCHES "NEEDED")
     message(FATAL_ERROR "${BINARY}: no needed library is listed, so nothing was checked:\n${dynamic}")
   endif()
-  if(dynamic MATCHES "NEEDED[^\n]*(libcuda|libcudart|libnv)[^\n]*")
+  if(dynamic MATCHES "NEEDED[^\n]*(libcuda|libcudart|libnv|libamd|libhsa)[^\n]*")
     message(FATAL_ERROR "${BINARY}: must load without the driver, but has: ${CMAKE_MATCH_0}")
   endif()
 endif()
@@ -25,7 +26,7 @@ math(EXPR last "${count} - 1")
 set(found FALSE)
 foreach(i RANGE ${last})
   string(JSON name GET "${info}" backends ${i} name)
-  if(name STREQUAL "cuda")
+  if(name STREQUAL BACKEND)
     set(found TRUE)
     string(JSON available GET "${info}" backends ${i} available)
     set(reason "")
@@ -35,11 +36,16 @@ foreach(i RANGE ${last})
   endif()
 endforeach()
 if(NOT found)
-  message(FATAL_ERROR "tessera info lists no backend cuda:\n${info}")
+  message(FATAL_ERROR "tessera info lists no backend ${BACKEND}:\n${info}")
 endif()
-find_library(driver NAMES cuda libcuda.so.1 PATHS /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib/aarch64-linux-gnu)
+set(names_cuda cuda libcuda.so.1)
+set(names_hip amdhip64 libamdhip64.so.7 libamdhip64.so.6 libamdhip64.so.5)
+set(words_cuda "no CUDA driver on this machine")
+set(words_hip "no HIP runtime on this machine")
+find_library(driver NAMES ${names_${BACKEND}}
+  PATHS /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib/aarch64-linux-gnu /opt/rocm/lib)
 message("driver: ${driver}; available: ${available}; reason: ${reason}")
-if(NOT driver AND NOT reason MATCHES "no CUDA driver on this machine")
+if(NOT driver AND NOT reason MATCHES "${words_${BACKEND}}")
   message(FATAL_ERROR "no driver is here, but the reason is '${reason}', available: ${available}")
 endif()
 if(NOT available AND reason STREQUAL "")

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a model of AMD's devices makes of compiled code objects: registers, shared memory and occupancy of every
+kernel row, the instructions of its hot loop by the unit that executes them, and the rate that these bound.
+
+    scripts/amd_model.py [--tools FOLDER] [--rows PROGRAM] [--markdown] OBJECTS
+
+OBJECTS holds <device>/<row>.co (backends/hip/objects of a build), PROGRAM prints the rows (unit_hip_rows
+--list). The status is 1 where a kernel uses scratch memory, calls a function, falls back to a loop of compare
+and swap, parks accumulators in another register file, or leaves fewer waves to a SIMD than its rows plan.
+
+The numbers are a model's and were never measured. A loop's instructions are counted over all of its paths, masked
+and unmasked, so that the bound is that of the slowest tile; a schedule may still keep a kernel below it:
+"serial" lets no unit work beside another, "overlap" lets them as far as the units can.
+"""
+import argparse
+import collections
+import os
+import re
+import subprocess
+import sys
+
+# Processors (compute units; work-group processors on gfx11 and gfx12), GHz, what AMD's matrix instruction
+# calculator and data sheets say of one: SIMDs, cycles of a matrix instruction by its name, bytes per cycle of
+# shared memory and of the first cache, shared memory, cycles of a vector and of a transcendental instruction.
+Device = collections.namedtuple("Device", "processors ghz wave matrix lds_band l1_band lds valu trans beside cap")
+DEVICES = {
+    "gfx90a": Device(104, 1.7, 64, {"32x32x8": (64, 16384), "16x16x16": (32, 8192), "16x16x4": (32, 2048)},
+                     128, 64, 65536, 4, 16, True, 0.85),
+    "gfx942": Device(304, 2.1, 64, {"32x32x8": (32, 16384), "16x16x16": (16, 8192), "16x16x4": (32, 2048)},
+                     128, 64, 65536, 4, 16, True, 0.48),
+    "gfx1100": Device(48, 2.5, 32, {"16x16x16": (32, 8192)}, 256, 128, 131072, 1, 4, False, 0.85),
+    "gfx1201": Device(32, 2.97, 32, {"16x16x16": (16, 8192)}, 256, 128, 131072, 1, 4, False, 0.85),
+}
+# Waves that a SIMD must have room for: what the rows are compiled for (platform_amd.hpp).
+PLANNED = {"gfx90a": 2, "gfx942": 2, "gfx1100": 6, "gfx1201": 6}
+FORBIDDEN = ("scratch_", "s_swappc", "v_accvgpr_", "global_atomic_cmpswap")
+BYTES = (("b128", 16), ("dwordx4", 16), ("b96", 12), ("dwordx3", 12), ("b64", 8), ("dwordx2", 8))
+
+
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def kernels_of(readelf, path):
+    """Metadata of each kernel of a code object, as {name: {key: number}}."""
+    found = {}
+    for part in re.split(r"\n  - (?=\.)", run(readelf, "--notes", path))[1:]:
+        name = re.search(r"\.name: +(\S+)\n(?:.*\n)*?.*\.private_segment", part)
+        numbers = {k: int(v) for k, v in re.findall(r"\.(\w+): +(\d+)\n", part)}
+        if name and "private_segment_fixed_size" in numbers:
+            found[name.group(1)] = numbers
+    return found
+
+
+def code_of(objdump, path):
+    """Instructions of each function: [(address, name, operands)]."""
+    functions, current = {}, None
+    for line in run(objdump, "-d", "--no-show-raw-insn", path).splitlines():
+        head = re.match(r"[0-9a-f]+ <(\S+)>:", line)
+        if head:
+            current = functions.setdefault(head.group(1), [])
+            continue
+        body = re.match(r"\t(\S+) ?(.*?) *// ([0-9A-F]+): ", line)
+        if body and current is not None:
+            current.append((int(body.group(3), 16), body.group(1), body.group(2)))
+    return functions
+
+
+def hot_loop(code):
+    """The smallest range between a backward branch and its target that holds the most matrix instructions."""
+    index = {address: i for i, (address, _, _) in enumerate(code)}
+    best = None
+    for i, (address, name, operands) in enumerate(code):
+        if not name.startswith(("s_cbranch", "s_branch")):
+            continue
+        offset = int(operands.split()[0])
+        target = index.get(address + 4 + 4 * (offset - 65536 if offset >= 32768 else offset))
+        if target is None or target > i:
+            continue
+        matrix = sum(n.startswith(("v_mfma", "v_wmma")) for _, n, _ in code[target:i + 1])
+        if matrix and (best is None or (matrix, target - i) > (best[0], best[1] - best[2])):
+            best = (matrix, target, i)
+    return code[best[1]:best[2] + 1] if best else []
+
+
+def bytes_of(name):
+    """Bytes that a lane moves; what is narrower than a bank takes a bank."""
+    size = next((n for text, n in BYTES if text in name), 4)
+    return size * (2 if "2addr" in name or re.search(r"_(read|write)2", name) else 1)
+
+
+def count(loop, wave):
+    c = collections.Counter()
+    for _, name, _ in loop:
+        if name.startswith(("v_mfma", "v_wmma")):
+            c["matrix"] += 1
+            c["shape " + re.search(r"\d+x\d+x\d+", name).group(0)] += 1
+        elif re.match(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_", name):
+            c["trans"] += 1
+        elif name.startswith("v_pk_") and "f32" in name:
+            c["packed"] += 1
+            c["valu"] += 1
+        elif name.startswith("v_"):
+            c["valu"] += 1
+        elif name.startswith("ds_") and "permute" not in name and "swizzle" not in name:
+            c["lds"] += 1
+            c["lds bytes"] += bytes_of(name) * wave
+        elif name.startswith("ds_"):
+            c["lds"] += 1
+            c["lds bytes"] += 4 * wave
+        elif name.startswith(("global_", "flat_", "buffer_")):
+            c["vmem"] += 1
+            c["vmem bytes"] += bytes_of(name) * wave
+        elif "barrier" in name and "wait" not in name:
+            c["barriers"] += 1
+        elif not re.match(r"s_(wait|nop|delay|set|clause)", name):
+            c["salu"] += 1
+    c["all"] = len(loop)
+    return c
+
+
+def waves_by_registers(device, registers):
+    if DEVICES[device].wave == 64:
+        granted = -(-max(registers, 1) // 8) * 8
+        return min(8, 512 // granted)
+    granted = -(-max(registers, 1) // 24) * 24
+    return min(16, 1536 // granted)
+
+
+def bound(device, c, waves, per_processor):
+    """(TFLOP/s serial, TFLOP/s overlapped, limiting unit) of the matrix instructions of a hot loop."""
+    d = DEVICES[device]
+    cycles = flop = 0
+    for key, n in c.items():
+        if key.startswith("shape "):
+            each, work = d.matrix[key[6:]]
+            cycles += n * each
+            flop += n * work
+    w = waves
+    matrix = w * cycles
+    lds = per_processor * c["lds bytes"] / d.lds_band
+    l1 = per_processor * c["vmem bytes"] / d.l1_band
+    waits = 50 * c["barriers"]
+    if d.beside:
+        valu = w * (d.valu * (c["valu"] + c["matrix"]) + d.trans * c["trans"])
+        issue = 4 * max(c["all"], w * max(c["lds"], c["vmem"], c["salu"]))
+        units = {"matrix": matrix + 4 * w * c["packed"], "vector": valu, "shared memory": lds, "cache": l1,
+                 "issue": issue}
+        serial = matrix + valu - d.valu * w * c["matrix"]
+    else:
+        units = {"matrix and vector": matrix + w * (c["valu"] + d.trans * c["trans"]), "shared memory": lds,
+                 "cache": l1}
+        serial = units["matrix and vector"]
+    limit = max(units, key=units.get)
+    ideal = units[limit] + waits
+    serial = max(serial, lds, l1) + waits
+    total = per_processor * flop * d.processors * d.ghz * 1e-3
+    return total / serial, total / ideal, limit
+
+
+def judge(device, path, tools, rows):
+    """Lines and failures of one code object."""
+    lines, failures = [], []
+    functions = code_of(tools["objdump"], path)
+    for name, k in kernels_of(tools["readelf"], path).items():
+        code = functions.get(name, [])
+        where = f"{device} {name}"
+        if not code:
+            failures.append(f"{where}: no code")
+        for key in ("private_segment_fixed_size", "vgpr_spill_count"):
+            if k.get(key, 0):
+                failures.append(f"{where}: {key} is {k[key]}")
+        for word in FORBIDDEN:
+            hits = sum(n.startswith(word) for _, n, _ in code)
+            if hits:
+                failures.append(f"{where}: {hits} of {word}")
+        registers = k["vgpr_count"] # of both files on gfx9
+        room = waves_by_registers(device, registers)
+        if room < PLANNED[device]:
+            failures.append(f"{where}: {registers} registers leave {room} waves to a SIMD, planned are "
+                            f"{PLANNED[device]}")
+        line = {"device": device, "kernel": re.sub(r"^tsri_hip_", "", name), "vgpr": registers,
+                "agpr": k.get("agpr_count", 0), "sgpr": k["sgpr_count"], "spilled": k.get("sgpr_spill_count", 0)}
+        row = rows.get(name)
+        loop = hot_loop(code)
+        if row and loop:
+            threads, shared, dtype = row
+            d = DEVICES[device]
+            each = threads // d.wave
+            blocks = max(1, min(d.lds // max(shared, 1), room * 4 // each if room * 4 >= each else 1))
+            waves = max(1, blocks * each / 4)
+            c = count(loop, d.wave)
+            serial, overlap, limit = bound(device, c, waves, blocks * each)
+            if dtype == "f32" and not d.beside: # six products of planes make one
+                serial, overlap = serial / 6, overlap / 6
+            peak = max(work / cycles for cycles, work in d.matrix.values()) * 4 * d.processors * d.ghz * 1e-3
+            line.update(lds=shared, waves=waves, c=c, serial=serial, overlap=overlap, limit=limit,
+                        cap=peak * d.cap)
+        lines.append(line)
+    return lines, failures
+
+
+def show(line, markdown):
+    c = line.get("c")
+    text = [line["device"], line["kernel"], f"{line['vgpr']}+{line['agpr']}", str(line["sgpr"])]
+    if c:
+        capped = min(line["overlap"], line["cap"])
+        text += [str(line["lds"]), f"{line['waves']:g}", str(c["matrix"]), str(c["valu"]), str(c["trans"]),
+                 f"{c['lds']} ({c['lds bytes'] // 1024} KiB)", f"{c['vmem']} ({c['vmem bytes'] // 1024} KiB)",
+                 f"{line['serial']:.0f}", f"{capped:.0f}", line["limit"] if capped == line["overlap"] else "power"]
+    else:
+        text += ["-"] * 10
+    return "| " + " | ".join(text) + " |" if markdown else "  ".join(text)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tools", default="")
+    parser.add_argument("--rows")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--only", default="", help="kernels whose name holds this text")
+    parser.add_argument("objects")
+    args = parser.parse_args()
+    tools = {}
+    for tool in ("readelf", "objdump"):
+        names = [os.path.join(args.tools, f"llvm-{tool}-19"), os.path.join(args.tools, f"llvm-{tool}"),
+                 f"llvm-{tool}-19", f"llvm-{tool}"]
+        tools[tool] = next((n for n in names if subprocess.run(["sh", "-c", f"command -v {n}"],
+                                                               capture_output=True).returncode == 0), None)
+        if not tools[tool]:
+            sys.exit(f"amd_model: llvm-{tool} was not found")
+    rows = {}
+    if args.rows:
+        for line in run(args.rows, "--list").splitlines():
+            name, symbol, threads, shared, _ = line.split()
+            rows[symbol] = (int(threads), int(shared), name.split("_")[1])
+    columns = ("device", "kernel", "vgpr+agpr", "sgpr", "shared", "waves a SIMD", "matrix", "vector", "exp", "LDS",
+               "memory", "serial TFLOP/s", "overlap TFLOP/s", "limit")
+    print("A model's bounds, not measurements.")
+    print("| " + " | ".join(columns) + " |" if args.markdown else "  ".join(columns))
+    if args.markdown:
+        print("| " + " | ".join("---" for _ in columns) + " |")
+    failures, seen = [], 0
+    for device in sorted(os.listdir(args.objects)):
+        if device not in DEVICES:
+            continue
+        folder = os.path.join(args.objects, device)
+        for file in sorted(f for f in os.listdir(folder) if f.endswith(".co") and args.only in f):
+            lines, bad = judge(device, os.path.join(folder, file), tools, rows)
+            seen += len(lines)
+            failures += bad
+            for line in lines:
+                print(show(line, args.markdown))
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    print(f"{seen} kernels, {len(failures)} failure(s)")
+    return 1 if failures or not seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
