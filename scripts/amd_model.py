@@ -154,7 +154,7 @@ def bound(device, c, waves, per_processor):
         serial = units["matrix and vector"]
     limit = max(units, key=units.get)
     ideal = units[limit] + waits
-    serial = max(serial, lds, l1) + waits
+    serial = max(serial, units[limit]) + waits
     total = per_processor * flop * d.processors * d.ghz * 1e-3
     return total / serial, total / ideal, limit
 
@@ -175,7 +175,7 @@ def judge(device, path, tools, rows):
             hits = sum(n.startswith(word) for _, n, _ in code)
             if hits:
                 failures.append(f"{where}: {hits} of {word}")
-        registers = k["vgpr_count"] # of both files on gfx9
+        registers = k["vgpr_count"]  # of both files on gfx9
         room = waves_by_registers(device, registers)
         if room < PLANNED[device]:
             failures.append(f"{where}: {registers} registers leave {room} waves to a SIMD, planned are "
@@ -184,6 +184,8 @@ def judge(device, path, tools, rows):
                 "agpr": k.get("agpr_count", 0), "sgpr": k["sgpr_count"], "spilled": k.get("sgpr_spill_count", 0)}
         row = rows.get(name)
         loop = hot_loop(code)
+        if row and not loop:
+            failures.append(f"{where}: no loop has a matrix instruction")
         if row and loop:
             threads, shared, dtype = row
             d = DEVICES[device]
@@ -192,7 +194,7 @@ def judge(device, path, tools, rows):
             waves = max(1, blocks * each / 4)
             c = count(loop, d.wave)
             serial, overlap, limit = bound(device, c, waves, blocks * each)
-            if dtype == "f32" and not d.beside: # six products of planes make one
+            if dtype == "f32" and not d.beside:  # six products of planes make one
                 serial, overlap = serial / 6, overlap / 6
             peak = max(work / cycles for cycles, work in d.matrix.values()) * 4 * d.processors * d.ghz * 1e-3
             line.update(lds=shared, waves=waves, c=c, serial=serial, overlap=overlap, limit=limit,

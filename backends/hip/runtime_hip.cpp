@@ -317,6 +317,14 @@ bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_r
   return error == 0 || fail("clearing memory", error, why);
 }
 
+// Rows of the copy engine are other vendors': there is nothing to encode here.
+bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+  (void)box;
+  (void)map;
+  snprintf(why->text, sizeof why->text, "AMD's devices have no copy engine for tensors");
+  return false;
+}
+
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block, tsr_reason *why) {
   const Current current(device);
   int capture = 0, error = current.error();
