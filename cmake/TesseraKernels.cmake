@@ -27,12 +27,13 @@ endmacro()
 set(TESSERA_GPU_HOST_SOURCES backend backward_plan cost launch merge select)
 list(TRANSFORM TESSERA_GPU_HOST_SOURCES REPLACE "(.+)" "${Tessera_SOURCE_DIR}/common/gpu/host/\\1.cpp")
 
-# tessera_gpu_host(<backend> <tsr_device_kind> [NAMED_ONLY]): tells those sources whose vtable they make,
-# where its memory is, and whether it is used only when named.
+# tessera_gpu_host(<backend> <tsr_device_kind> [NAMED_ONLY] [MOST_BLOCKS <n>]): tells those sources whose vtable
+# they make, where its memory is, whether it is used only when named, and what a launch can have.
 function(tessera_gpu_host backend kind)
-  cmake_parse_arguments(PARSE_ARGV 2 ARG "NAMED_ONLY" "" "")
+  cmake_parse_arguments(PARSE_ARGV 2 ARG "NAMED_ONLY" "MOST_BLOCKS" "")
   target_compile_definitions(tessera_backend_${backend} PRIVATE TSRI_GPU_BACKEND=${backend}
-    TSRI_GPU_KIND=${kind} TSRI_GPU_NAMED_ONLY=$<BOOL:${ARG_NAMED_ONLY}>)
+    TSRI_GPU_KIND=${kind} TSRI_GPU_NAMED_ONLY=$<BOOL:${ARG_NAMED_ONLY}>
+    $<$<BOOL:${ARG_MOST_BLOCKS}>:TSRI_GPU_MOST_BLOCKS=${ARG_MOST_BLOCKS}>)
 endfunction()
 
 # tessera_kernel_row(<line of kernels.def>): sets ROW_* in the caller, ROW_FAMILY empty if it is no row.

@@ -73,6 +73,8 @@ void check_row(const Row &row, const std::set<int32_t> &all, std::set<int32_t> *
       const Function &f = *static_cast<const Function *>(entry.function);
       const CodeObject *object = find_object(arch, f.object);
       check(object && holds(*object, f.symbol), "its code is missing", f.symbol);
+      check(int64_t{entry.threads} * kMostBlocks <= int64_t{UINT32_MAX}, "a launch could have too many threads",
+            f.symbol);
       check(entry.shared_bytes <= 65536 && entry.threads > 0 && entry.threads <= 1024, "its block is too large",
             f.symbol);
     }

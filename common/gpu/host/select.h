@@ -17,8 +17,12 @@ namespace TSRI_GPU_BACKEND {
 
 // Keys of a part where the cut may depend on nothing but the problem's rules (batch_invariant).
 constexpr int64_t kFixedPartKeys = 512;
-// What one launch can have.
+// What one launch can have: 2^31 - 1 blocks, or as many as the backend's build says.
+#if defined(TSRI_GPU_MOST_BLOCKS)
+constexpr int64_t kMostBlocks = TSRI_GPU_MOST_BLOCKS;
+#else
 constexpr int64_t kMostBlocks = INT32_MAX;
+#endif
 
 // Blocks of one launch of a backward row; 0: the launch is not needed.
 struct PassCut {
