@@ -9,7 +9,7 @@
 # foreign architectures: in such builds only PLAIN tests are made.
 
 set(TESSERA_TEST_LABELS unit reference kernels conformance fuzz cli example abi install lint
-    threads slow gpu gpu-compile amdgpu)
+    threads slow gpu amdgpu)
 
 # LLVM's OpenMP runtime tells the thread sanitizer about its forks, joins and barriers through a tool that
 # it finds only by name; without it every parallel region ends in a false report. gcc's has no such tool.
