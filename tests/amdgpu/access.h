@@ -63,7 +63,8 @@ enum class Atomic : int32_t {
   kInc,
   kDec,
   kAddFloat,
-  kAddWide
+  kAddWide,
+  kCompareSwapWide
 };
 
 // The new value of a word; data[1] is the comparand of a compare-and-swap.
@@ -99,6 +100,7 @@ inline uint32_t atomic_result(Atomic op, uint32_t old, uint32_t x, uint32_t comp
     case Atomic::kAddFloat:
       return as_word(as_float(old) + as_float(x));
     case Atomic::kAddWide:
+    case Atomic::kCompareSwapWide:
       break;
   }
   return old;

@@ -88,7 +88,7 @@ void atomic(Wave &w, const Inst &i) {
   const bool returns = i.modifiers & kModReturn;
   const int first = returns ? 1 : 0;
   const Atomic op = static_cast<Atomic>(i.param & ~kAccessFlat);
-  const bool wide = op == Atomic::kAddWide;
+  const bool wide = op == Atomic::kAddWide || op == Atomic::kCompareSwapWide;
   const bool has_scalar = !(i.param & kAccessFlat);
   const Addresses addresses(w, i, i.op[first], has_scalar ? &i.op[first + 2] : nullptr);
   const uint32_t *data = w.row(i.op[first + 1].reg), *second = data + w.lanes;
@@ -101,9 +101,14 @@ void atomic(Wave &w, const Inst &i) {
     if (!at) return stray(w, "changes", bytes, address, l);
     uint64_t old = 0;
     memcpy(&old, at, bytes);
-    const uint64_t x = wide ? old + (data[l] | static_cast<uint64_t>(second[l]) << 32)
-                            : atomic_result(op, static_cast<uint32_t>(old), data[l],
-                                            op == Atomic::kCompareSwap ? second[l] : 0);
+    const uint64_t given = data[l] | (wide ? static_cast<uint64_t>(second[l]) << 32 : 0);
+    const auto expected = [&] { // in the two registers behind what is to be stored
+      return second[w.lanes + l] | static_cast<uint64_t>(second[2 * w.lanes + l]) << 32;
+    };
+    const uint64_t x = op == Atomic::kCompareSwapWide ? (old == expected() ? given : old)
+                       : wide ? old + given
+                              : atomic_result(op, static_cast<uint32_t>(old), data[l],
+                                              op == Atomic::kCompareSwap ? second[l] : 0);
     memcpy(at, &x, bytes);
     if (!returns) continue;
     w.row(i.op[0].reg)[l] = static_cast<uint32_t>(old);
@@ -191,7 +196,9 @@ constexpr NamedAtomic kAtomicNames[] = {{"add", Atomic::kAdd},
                                         {"dec_u32", Atomic::kDec},
                                         {"add_f32", Atomic::kAddFloat},
                                         {"add_x2", Atomic::kAddWide},
-                                        {"add_u64", Atomic::kAddWide}};
+                                        {"add_u64", Atomic::kAddWide},
+                                        {"cmpswap_x2", Atomic::kCompareSwapWide},
+                                        {"cmpswap_b64", Atomic::kCompareSwapWide}};
 
 } // namespace
 
