@@ -80,8 +80,19 @@ bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
 }
 
 bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+  // What the driver refuses.
+  for (int d = 0; d < 4; ++d)
+    if (box.extent[d] < 1 || box.extent[d] > int64_t{1} << 32 ||
+        (d > 0 && (box.stride[d] < 16 || box.stride[d] % 16 != 0 || box.stride[d] >= int64_t{1} << 40))) {
+      snprintf(why->text, sizeof why->text, "a map of extent %lld and stride %lld bytes in dimension %d",
+               static_cast<long long>(box.extent[d]), static_cast<long long>(box.stride[d]), d);
+      return false;
+    }
+  if (reinterpret_cast<uintptr_t>(box.base) % 16 != 0 || box.rows < 1 || box.rows > 256) {
+    snprintf(why->text, sizeof why->text, "a map of boxes of %d rows at %p", static_cast<int>(box.rows), box.base);
+    return false;
+  }
   gpu::EmulatedMap own;
-  (void)why;
   memset(map, 0, sizeof *map);
   own.base = static_cast<const unsigned char *>(box.base);
   memcpy(own.extent, box.extent, sizeof own.extent);
