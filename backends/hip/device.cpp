@@ -27,6 +27,14 @@ bool device_takes(const DeviceFacts &facts, const Row &row, tsr_reason *why) {
              static_cast<unsigned>(facts.arch), static_cast<unsigned>(row.arch));
     return false;
   }
+  // Its matrix products take subnormal operands for 0 (PyTorch, "Numerical accuracy", MI200), and probabilities
+  // and dS of float16 are subnormal below 6e-5.
+  if (facts.arch == 0x90a && row.pass == TSR_PASS_BACKWARD && row.dtype == TSR_DTYPE_F16) {
+    snprintf(why->text, sizeof why->text,
+             "%.64s is gfx90a, whose float16 matrix products lose subnormal numbers: no float16 gradients; "
+             "bfloat16 and float32 have them", facts.name);
+    return false;
+  }
   if (builds_for(facts.arch)) return true;
   snprintf(why->text, sizeof why->text, "%.64s is gfx%x, for which this build has no code", facts.name,
            static_cast<unsigned>(facts.arch));

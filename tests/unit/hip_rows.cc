@@ -136,7 +136,12 @@ void check_selection(const std::set<int32_t> &all) {
             snprintf(text, sizeof text, "gfx%x, dtype %d, %d columns, alignment %d, pass %d",
                      static_cast<unsigned>(arch), static_cast<int>(dtype), static_cast<int>(dim),
                      static_cast<int>(least), static_cast<int>(pass));
-            check(takers(arch, resolve(pass, dtype, 300, dim, least), pass) > 0, "no row takes it", text);
+            const int64_t found = takers(arch, resolve(pass, dtype, 300, dim, least), pass);
+            // gfx90a's float16 products lose subnormal numbers, which gradients are made of.
+            if (arch == 0x90a && dtype == TSR_DTYPE_F16 && pass == TSR_PASS_BACKWARD)
+              check(found == 0, "a row takes it", text);
+            else
+              check(found > 0, "no row takes it", text);
           }
   const tsr_resolved problem = resolve(TSR_PASS_FORWARD, TSR_DTYPE_F16, 64, 64, 16);
   check(takers(0x908, problem, TSR_PASS_FORWARD) == 0, "has no code in this build, and a row takes it", "gfx908");
