@@ -55,15 +55,19 @@ struct EngineForward {
   static_assert(kList + sizeof(WorkList) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
   static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
-  // Pieces of work that a block is given at most: what is left of shared memory.
-  static constexpr int kMostItems =
-      min_of(64, ((kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks / 1024 * 1024 - 1024) - static_cast<int>(kTiles + kItems)) / static_cast<int>(sizeof(WorkItem)));
-  static_assert(kMostItems >= 8 && kTiles % 1024 == 0 && kMostShared % 1024 == 0, "a block has to be worth its start");
+  // Shared memory of a block: of several on a multiprocessor, its part less what the system takes of it.
+  static constexpr int kBlockShared =
+      kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks / 1024 * 1024 - 1024;
+  // Pieces of work that a block is given at most: what is left of it.
+  static constexpr int kMostItems = min_of(64, (kBlockShared - static_cast<int>(kTiles + kItems)) /
+                                                   static_cast<int>(sizeof(WorkItem)));
+  static_assert(kMostItems >= 8, "a block has to be worth its start");
+  static_assert(kTiles % 1024 == 0 && kBlockShared % 1024 == 0, "the tiles begin at a multiple of 1024");
   static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
   static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
   static constexpr uint32_t kV = kK + kStages * kBytesK;
   static constexpr uint32_t kSharedBytes = kV + kStages * kBytesV;
-  static_assert(kSharedBytes <= kMostShared, "what a block can have");
+  static_assert(kSharedBytes <= kBlockShared, "what a block can have");
   static constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup
   static constexpr int kGroupBarrier = 5; // likewise
 
