@@ -82,14 +82,16 @@ inline void mma16(E, float c[4], const uint32_t a[4], const uint32_t b[2]) {
   const unsigned char *all = emulated_meet("mma 16x8x16", mine, sizeof mine);
   for (int e = 0; e < 4; ++e) {
     const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
-    float sum = c[e];
+    // Products are exact and are added before the one rounding, as on a device (which cuts: Fasi et al. 2021,
+    // "Numerical behavior of NVIDIA tensor cores").
+    double sum = c[e];
     for (int k = 0; k < 16; ++k) {
       const int owner = (k % 8) / 2;
       const uint32_t wa = met_word(all, 4 * (row % 8) + owner, row / 8 + 2 * (k / 8));
       const uint32_t wb = met_word(all, 4 * column + owner, 4 + k / 8);
-      sum += (k & 1 ? E::high(wa) : E::low(wa)) * (k & 1 ? E::high(wb) : E::low(wb));
+      sum += static_cast<double>(k & 1 ? E::high(wa) : E::low(wa)) * (k & 1 ? E::high(wb) : E::low(wb));
     }
-    c[e] = sum;
+    c[e] = static_cast<float>(sum);
   }
 }
 
