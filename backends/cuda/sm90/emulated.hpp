@@ -200,6 +200,16 @@ inline void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
     shared_at<uint32_t>(met_word(all, 8 * m + lane / 4, 0) + static_cast<uint32_t>(lane % 4 * 4)) = r[m];
 }
 
+inline void store_matrices_transposed(uint32_t offset, const uint32_t (&r)[4]) {
+  EmulatedStore mine = {offset, {r[0], r[1], r[2], r[3]}};
+  const unsigned char *all = emulated_meet("stmatrix.trans", &mine, sizeof mine);
+  const int lane = lane_index();
+  for (int m = 0; m < 4; ++m) // this lane's two elements of every matrix, each into the row of its column
+    for (int i = 0; i < 2; ++i)
+      shared_at<uint16_t>(met_word(all, 8 * m + lane % 4 * 2 + i, 0) + static_cast<uint32_t>(lane / 4 * 2)) =
+          static_cast<uint16_t>(r[m] >> (16 * i));
+}
+
 template <int kRegisters>
 inline void more_registers() {}
 template <int kRegisters>
@@ -207,12 +217,15 @@ inline void fewer_registers() {}
 
 // --------------------------------------------------------------------------------- products
 
+constexpr int kProductBarrier = 16; // numbers that sync_group does not have
+
 inline void matrix_begin() {}
 inline void matrix_commit() { emulated_defer_commit(); }
 template <int kLeft>
 inline void matrix_wait() {
   emulated_defer_wait(kLeft);
-  sync_wave(); // the instruction is one of whole warps
+  // A product is one of the four warps: when one of them has it, no other still reads its operands.
+  emulated_sync_group(kProductBarrier + thread_index() / kWarpgroup, kWarpgroup);
 }
 template <class Acc, int kCount>
 inline void matrix_pin(Acc (&)[kCount]) {}
@@ -255,9 +268,9 @@ inline void emulated_product(const void *data) {
         b[k] = matrix_element<E>(p.b, p.b_transposed, 8 * j + 2 * (p.lane % 4) + e, k);
       for (int r = 0; r < 2; ++r) {
         float &d = p.d[4 * j + 2 * r + e];
-        float sum = p.add ? d : 0.0f;
-        for (int k = 0; k < 16; ++k) sum += a[r][k] * b[k];
-        d = sum;
+        double sum = p.add ? d : 0.0; // rounded once, as by mma.sync
+        for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[r][k]) * b[k];
+        d = static_cast<float>(sum);
       }
     }
 }

@@ -106,6 +106,14 @@ TSRI_DEVICE void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+// The same, every matrix transposed: its rows are what the accumulators have as columns.
+TSRI_DEVICE void store_matrices_transposed(uint32_t offset, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(offset)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // `bytes` of shared memory, floats, added to global memory; both begin at multiples of 16. By the thread that
 // waits for it: until the sums have been read from shared memory, or are all made.
 TSRI_DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes) {

@@ -314,7 +314,7 @@ double backward_bytes(const tsr_resolved &problem, const Visits &visits, const B
                          dv * (bytes_of(p.o.dtype) + 2 * bytes_of(p.dout.dtype)) + 2 * 16) +
                  keys * (dqk * (bytes_of(p.k.dtype) + bytes_of(p.dk.dtype)) +
                          dv * (bytes_of(p.v.dtype) + bytes_of(p.dv.dtype)));
-  if (cut.sums) bytes += 4 * 4.0 * rows * cut.dq_columns * cut.dq_chunks;
+  if (cut.sums) bytes += 4 * 4.0 * static_cast<double>(cut.dq_floats);
   if (cut.converts) bytes += 2 * rows * dv * bytes_of(p.q.dtype);
   const double slices = (p.bias.stride[0] ? static_cast<double>(p.batch) : 1) *
                         (p.bias.stride[1] ? static_cast<double>(p.heads_q) : 1);
