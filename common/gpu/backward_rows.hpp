@@ -11,6 +11,7 @@
 #include "common/gpu/gradient.hpp"
 #include "common/gpu/platform.hpp"
 #include "common/gpu/score.hpp"
+#include "common/gpu/work.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -19,17 +20,6 @@ namespace gpu {
 struct QueryRow {
   int64_t b, h, row; // b -1: in no slot; row of the tensor
 };
-
-// n / d and n % d; 64-bit division is a subroutine of a hundred instructions on a device.
-TSRI_DEVICE int64_t divide(int64_t n, int64_t d, int64_t &rest) {
-  if (n <= UINT32_MAX && d <= UINT32_MAX) {
-    const uint32_t quotient = static_cast<uint32_t>(n) / static_cast<uint32_t>(d);
-    rest = static_cast<uint32_t>(n) - quotient * static_cast<uint32_t>(d);
-    return quotient;
-  }
-  rest = n % d;
-  return n / d;
-}
 
 TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t n) {
   QueryRow r;

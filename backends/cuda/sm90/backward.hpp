@@ -109,7 +109,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     phase_wait(kFullK, 0);
     if (kSums && (w.key0 < 0 || w.key0 + kTileK > w.keys))
       clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
-    phase_wait(kFullV, 0);
   }
 
   // ---------------------------------------------------------------------- steps of turn n
@@ -263,6 +262,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     wait_keys(group);
     Keys::wait_queries(0, Keys::has_tails(), group);
     start_scores_of(s, 0, group);
+    phase_wait(kFullV, 0);
     matrix_wait<0>();
     matrix_pin(s);
     int32_t sum;
@@ -289,7 +289,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       walk(args, group, dk[0], dv[0]);
       matrix_pin(dk[0]);
       matrix_pin(dv[0]);
-      if (kSums && thread_index() % 32 == 0) bulk_wait();
     }
     const KeyWork &w = work();
     const int row = thread_index() / 32 * 16, first = -w.key0, last = w.keys - w.key0;
@@ -297,6 +296,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
                            w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
     store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                            w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+    if (kSums && w.count > 0 && thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {

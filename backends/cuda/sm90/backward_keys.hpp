@@ -33,12 +33,13 @@ TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile
   const tsr_args &a = call.a;
   const int64_t tiles = args.backward.tiles, together = args.together;
   const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  const int64_t section = n / (tiles * together), rest = n - section * tiles * together;
-  const int64_t width = smaller(together, slots - section * together);
-  const int64_t slot = section * together + rest % width, tile = rest / width;
+  int64_t rest, column, g;
+  const int64_t section = divide(n, tiles * together, rest);
+  const int64_t tile = divide(rest, smaller(together, slots - section * together), column);
+  const int64_t batch = divide(section * together + column, p.heads_kv, g);
   KeyWork work = {};
-  work.g = static_cast<int32_t>(slot % p.heads_kv);
-  Place place = {slot / p.heads_kv, static_cast<int32_t>(tile)};
+  work.g = static_cast<int32_t>(g);
+  Place place = {batch, static_cast<int32_t>(tile)};
   if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, 32);
   work.b = static_cast<int32_t>(place.b);
   if (work.b < 0) return work;
