@@ -241,6 +241,25 @@ Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
           expect_one_row(device, dtype, dim, causal);
 }
 
+// Blocks that stay: their lists of work have an end, and what does not fit makes whole rounds of blocks.
+Test(cuda_select, blocks_that_stay_come_in_whole_rounds) {
+  for (int64_t sq : {512, 4096, 8192, 16384, 32768, 131072})
+    for (int64_t dim : {64, 128, 256}) {
+      const tsr_resolved r = resolve(problem_of(1, 64, 8, sq, sq, dim, dim));
+      const Row *row;
+      for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i) {
+        Choice c;
+        tsr_reason why = {};
+        if (row->family != Family::kEngineForward || !tessera::cuda::select_row(h200, *row, r, &c, &why)) continue;
+        const int64_t held = static_cast<int64_t>(h200.processors) * row->engine.blocks;
+        const int64_t pairs = 64 * ((c.cut.tiles + 1) / 2);
+        cr_expect(c.cut.blocks % held == 0 || c.cut.blocks == 2 * pairs, "%s: %lld blocks", row->name,
+                  static_cast<long long>(c.cut.blocks));
+        cr_expect_leq(2 * ((pairs + c.cut.blocks - 1) / c.cut.blocks), row->engine.items, "%s", row->name);
+      }
+    }
+}
+
 Test(cuda_select, empty_problems_need_no_block) {
   for (int which = 0; which < 3; ++which) {
     tsr_problem p = problem_of(which == 0 ? 0 : 2, which == 1 ? 0 : 4, which == 1 ? 0 : 2,

@@ -221,8 +221,8 @@ bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why
   return set_blocks(tsri_mul_sat(tsri_mul_sat(tiles, cut->chunks), slots), cut, why);
 }
 
-// Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or as
-// make their lists of work short enough.
+// Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or so many
+// times as many as make their lists of work short enough.
 bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
   if (!cut_forward(row, p, cut, why)) return false;
   if (cut->chunks > 1)
@@ -231,8 +231,10 @@ bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, 
   if (cut->blocks == 0) return true;
   const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
   const int64_t most = (row.engine.items - 2) / 2;
-  const int64_t blocks = max64(static_cast<int64_t>(facts.processors) * row.engine.blocks, ceil_div(pairs, most));
-  return set_blocks(min64(blocks, 2 * pairs), cut, why);
+  // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
+  const int64_t held = static_cast<int64_t>(facts.processors) * row.engine.blocks;
+  const int64_t rounds = max64(1, ceil_div(ceil_div(pairs, most), held));
+  return set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why);
 }
 
 // Into parts of `part_keys` keys, a multiple of the key tile; 0: parts of what each row tile sees.
