@@ -8,7 +8,7 @@
 // lets one have the tensor cores while another is in its exponentials (section 3.1 there).
 //
 // The recurrence, masks and row numbers are those of common/gpu/forward.hpp, whose rows a warpgroup's
-// accumulators have. Interval masks on aligned tensors without pages.
+// accumulators have. Interval masks on aligned tensors; kPages: keys and values in pages, see pages.hpp.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 
@@ -16,6 +16,7 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/pages.hpp"
 #include "backends/cuda/sm90/store.hpp"
 #include "backends/cuda/sm90/work.hpp"
 #include "common/gpu/forward.hpp"
@@ -24,7 +25,7 @@ namespace tessera {
 namespace gpu {
 
 template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns,
-          int kMinBlocks_ = 1>
+          int kMinBlocks_ = 1, bool kPages = false>
 struct EngineForward {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
@@ -32,6 +33,7 @@ struct EngineForward {
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kMinBlocks = kMinBlocks_;
+  static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
   using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, false, false>;
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
@@ -73,7 +75,7 @@ struct EngineForward {
 
   // Registers of a thread: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
   static constexpr int kEvenRegisters = min_of(65536 / (kThreads * kMinBlocks) / 8 * 8, 248);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kPages ? 40 : 24;
   static constexpr int kMultiplyRegisters =
       min_of((kEvenRegisters * (kGroups + 1) - kLoadRegisters) / kGroups / 8 * 8, 240);
 
@@ -390,7 +392,11 @@ struct EngineForward {
     }
     if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      if constexpr (kPages) {
+        if (thread_index() / 32 == kGroups * kWarpgroup / 32) load_pages<EngineForward>(args);
+      } else {
+        if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      }
       if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();

@@ -109,8 +109,9 @@ bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
 
 bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why) {
   // Where keys lie is no reason for other bits: rows that differ by pages alone may still differ in tiles.
-  if (!row.paged && problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
-    return refuse(why, "with batch_invariant only kernels that could take pages too are used");
+  if ((!row.paged || row.family == Family::kEngineForward) &&
+      problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
+    return refuse(why, "with batch_invariant only kernels that take keys with and without pages are used");
   uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known = (row.any ? known | kBackwardAnyFeatures : known & ~kBackwardNotEdge) | kBackwardFeatures;
@@ -129,6 +130,21 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
     snprintf(why->text + used, sizeof why->text - used, "%sa feature unknown here (bits 0x%x)",
              used ? ", " : "the problem uses ", static_cast<unsigned>(unknown & ~named));
   return false;
+}
+
+// Rows of the copy engine read pages in boxes: see engine_box_k in launch.h.
+bool takes_pages(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (row.family != Family::kEngineForward || !row.paged) return true;
+  if (!p.page_size) return refuse(why, "keys do not lie in pages; this kernel takes those that do");
+  if (p.page_size % kLeastBox != 0)
+    return refuse(why, "pages have %lld rows; this kernel takes multiples of %d", static_cast<long long>(p.page_size),
+                  static_cast<int>(kLeastBox));
+  if (p.num_pages < 1 || p.num_pages > kMostRows)
+    return refuse(why, "%lld pages; this kernel takes 1 to %lld", static_cast<long long>(p.num_pages),
+                  static_cast<long long>(kMostRows));
+  if (p.arrays & TSR_ARRAY_LEFT_PAD_K)
+    return refuse(why, "keys have left padding; this kernel takes pages whose first row is used");
+  return true;
 }
 
 bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
@@ -156,13 +172,14 @@ bool takes_scale(const tsr_problem &p, tsr_reason *why) {
 // What the encoding of tensors for the copy engine can say.
 bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
   constexpr int64_t kMostStride = int64_t{1} << 39; // elements; 2^40 bytes are too many
+  const int64_t keys_batch = p.page_size ? p.num_pages : p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch;
   const struct {
     const char *name;
     const tsr_layout *layout;
     int64_t extent[3];
   } tensors[] = {{"q", &p.q, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}},
-                 {"k", &p.k, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
-                 {"v", &p.v, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
+                 {"k", &p.k, {keys_batch, p.heads_kv, INT64_MAX}},
+                 {"v", &p.v, {keys_batch, p.heads_kv, INT64_MAX}},
                  {"dout", &p.dout, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}}};
   for (const auto &t : tensors)
     for (int d = 0; d < 3; ++d) {
@@ -322,7 +339,7 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
   memset(choice, 0, sizeof *choice);
   if (!takes_device(facts, row, why) || !takes_dtypes(row, problem.p, why) ||
       !takes_features(row, problem, why) || !takes_sizes(row, problem.p, why) ||
-      !takes_layouts(row, problem.p, why))
+      !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why))
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
   const int64_t workspace = row.family == Family::kBackward
