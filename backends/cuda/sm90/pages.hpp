@@ -3,9 +3,9 @@
 // Keys and values in pages, for the loop of forward.hpp. The copy engine's tensor is [pages, Hkv, row of a page,
 // column]: a page's number is the outermost coordinate. A tile comes in pieces of as many rows as divide both a
 // page and the tile, a multiple of 8, the period of the swizzle: pieces one after the other lie as a tile loaded
-// at once does. A whole warp looks up the pages of a tile, a piece a lane, while it waits for a buffer, and one
-// thread asks for the boxes. Pieces beyond the last key have no page to look up; their boxes lie beyond the last
-// page, so that they are zeros and nothing is read.
+// at once does. A whole warp looks up the pages of a tile, a piece a lane, before it waits for the buffer, and one
+// of its threads asks for the boxes, which takes so long that keys and values have a warp each. Pieces beyond the
+// last key have no page to look up; their boxes lie beyond the last page, so that they are zeros and nothing is read.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_PAGES_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_PAGES_HPP_
 
@@ -46,11 +46,16 @@ TSRI_DEVICE void load_pieces(uint32_t to, const TensorMap &map, uint32_t full, c
   }
 }
 
-// Keys and values of all pieces of work, by one warp. Kernel: EngineForward.
-template <class Kernel>
+// Keys, or values, of all pieces of work, by one warp. Kernel: EngineForward.
+template <class Kernel, bool kValues>
 TSRI_DEVICE void load_pages(const EngineForwardArgs &args) {
+  constexpr uint32_t kFull = kValues ? Kernel::kFullV : Kernel::kFullK;
+  constexpr uint32_t kEmpty = kValues ? Kernel::kEmptyV : Kernel::kEmptyK;
+  constexpr uint32_t kTo = kValues ? Kernel::kV : Kernel::kK;
+  constexpr uint32_t kBytes = kValues ? Kernel::kBytesV : Kernel::kBytesK;
   constexpr int kTileK = Kernel::kTileK;
   static_assert(kTileK / 8 <= 32, "a lane for every piece");
+  const TensorMap &map = kValues ? args.v : args.k;
   const tsri_pages pages = tsri_pages_of(&args.forward.call.p, &args.forward.call.a);
   const int32_t piece_rows = args.box_k;
   const int count = kTileK / piece_rows, lane = thread_index() % 32;
@@ -61,12 +66,9 @@ TSRI_DEVICE void load_pages(const EngineForwardArgs &args) {
     for (int32_t n = 0; n < item.tiles.count; ++n) {
       const int32_t row = KeyTiles::at(item.tiles, n) * kTileK + lane * piece_rows;
       const PagePlace place = page_place(pages, item.k_batch, row, lane < count ? item.keys : 0);
-      phase_wait(Kernel::kEmptyK + 8 * slot, parity);
-      load_pieces<Kernel::kBytesK, Kernel::kPieceK>(Kernel::kK + slot * Kernel::kBytesK, args.k,
-                                                    Kernel::kFullK + 8 * slot, place, piece_rows, count, item.k_head);
-      phase_wait(Kernel::kEmptyV + 8 * slot, parity);
-      load_pieces<Kernel::kBytesV, Kernel::kPieceK>(Kernel::kV + slot * Kernel::kBytesV, args.v,
-                                                    Kernel::kFullV + 8 * slot, place, piece_rows, count, item.k_head);
+      phase_wait(kEmpty + 8 * slot, parity);
+      load_pieces<kBytes, Kernel::kPieceK>(kTo + slot * kBytes, map, kFull + 8 * slot, place, piece_rows, count,
+                                           item.k_head);
       if (++slot == Kernel::kRing) {
         slot = 0;
         parity ^= 1;

@@ -32,10 +32,10 @@ constexpr uint32_t kBackwardFeatures = TSR_FEATURE_DLSE | TSR_FEATURE_DSINK;
 constexpr uint32_t kBackwardAnyFeatures = TSR_FEATURE_DBIAS | TSR_FEATURE_ACCUMULATE;
 // A prefix costs the interval rule the registers that dK and dV have left.
 constexpr uint32_t kBackwardNotEdge = TSR_FEATURE_PREFIX;
-constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK |
-                                  TSR_FEATURE_BLOCK_MASK |
-                                  TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
-                                  TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
+constexpr uint32_t kScoreFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI |
+                                    TSR_FEATURE_SOFTCAP | TSR_FEATURE_DROPOUT;
+constexpr uint32_t kAnyFeatures = kScoreFeatures | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
+                                  TSR_FEATURE_STRIDED_LAST;
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
 constexpr int64_t kMostRows = INT32_MAX - 4096;
 constexpr int64_t kMostSplits = 256;         // where their number is chosen,
@@ -112,7 +112,7 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
   if ((!row.paged || row.family == Family::kEngineForward) &&
       problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
     return refuse(why, "with batch_invariant only kernels that take keys with and without pages are used");
-  uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
+  uint32_t known = row.any ? kAnyFeatures : row.engine.scores ? kScoreFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known = (row.any ? known | kBackwardAnyFeatures : known & ~kBackwardNotEdge) | kBackwardFeatures;
   if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
@@ -161,8 +161,15 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   return true;
 }
 
-// Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included.
-bool takes_scale(const tsr_problem &p, tsr_reason *why) {
+// Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included; score rows take
+// products by scale / softcap to what tanh is of.
+bool takes_scale(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (row.engine.scores) {
+    const float factor = p.softcap > 0 ? fabsf(p.scale / p.softcap) : 1.0f;
+    if (p.scale == 0 || (factor >= FLT_MIN && factor <= FLT_MAX)) return true;
+    return refuse(why, "scale is %g and softcap %g; this kernel needs their ratio to be a normal float32", p.scale,
+                  p.softcap);
+  }
   const float unit = p.scale * static_cast<float>(TSRI_LOG2E);
   if (unit >= FLT_MIN && unit <= FLT_MAX) return true;
   return refuse(why, "scale is %g; this kernel needs log2 e times it to be a positive, normal float32",
@@ -211,7 +218,7 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
                     "%lld columns)",
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
-  return takes_scale(p, why);
+  return takes_scale(row, p, why);
 }
 
 // Fails where the launch would not fit the device's numbering.
