@@ -81,6 +81,7 @@ struct ForwardArgs {
 struct EngineForwardArgs {
   ForwardArgs forward;
   TensorMap q, k, v;
+  int32_t box_k; // rows of keys that are copied at a time: the key tile, or fewer where they lie in pages
 };
 
 // Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head

@@ -83,6 +83,12 @@ TSRI_DEVICE float exp2_of(float x) {
 TSRI_DEVICE float log_of(float x) { return logf(x); }
 TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
 TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+// 1 / x within 1 ulp; 0 of infinity.
+TSRI_DEVICE float inverse_of(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Two floats rounded to nearest even into one word, lo in the low half.
 TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
@@ -111,6 +117,13 @@ TSRI_DEVICE T load_global(const void *p) {
 TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
+}
+
+// 16 bytes of global memory as one access, started where it stands.
+TSRI_DEVICE void fetch_chunk(uint32_t (&w)[4], const void *from) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(from));
 }
 
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.

@@ -84,6 +84,7 @@ TSRI_DEVICE float exp2_of(float x) { // the device's instruction has no subnorma
 TSRI_DEVICE float log_of(float x) { return logf(x); }
 TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
 TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+TSRI_DEVICE float inverse_of(float x) { return 1.0f / x; }
 
 TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
   return static_cast<uint32_t>(tsri_float_to_bf16(lo)) |
@@ -102,6 +103,8 @@ inline T load_global(const void *p) {
 }
 
 TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) { memcpy(to, w, sizeof w); }
+
+TSRI_DEVICE void fetch_chunk(uint32_t (&w)[4], const void *from) { memcpy(w, from, sizeof w); }
 
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);

@@ -8,7 +8,8 @@
 // lets one have the tensor cores while another is in its exponentials (section 3.1 there).
 //
 // The recurrence, masks and row numbers are those of common/gpu/forward.hpp, whose rows a warpgroup's
-// accumulators have. Interval masks on aligned tensors without pages.
+// accumulators have. Interval masks on aligned tensors; kPages: keys and values in pages, see pages.hpp;
+// kScores: score steps and dropout, see scores.hpp.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 
@@ -16,6 +17,8 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/pages.hpp"
+#include "backends/cuda/sm90/scores.hpp"
 #include "backends/cuda/sm90/store.hpp"
 #include "backends/cuda/sm90/work.hpp"
 #include "common/gpu/forward.hpp"
@@ -24,7 +27,7 @@ namespace tessera {
 namespace gpu {
 
 template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns,
-          int kMinBlocks_ = 1>
+          int kMinBlocks_ = 1, bool kPages = false, bool kScores = false>
 struct EngineForward {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
@@ -32,10 +35,12 @@ struct EngineForward {
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kMinBlocks = kMinBlocks_;
-  using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, false, false>;
+  static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
+  using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, kScores, false>;
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
+  using Steps = ScoreSteps<U, kCon, kDv <= 64 ? 2 : 1>;
   static constexpr int kDepth = kDqk / 16;
   static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
 
@@ -52,7 +57,8 @@ struct EngineForward {
   static constexpr uint32_t kFullK = kEmptyQ + 8 * kGroups * kStagesQ, kEmptyK = kFullK + 8 * kStages;
   static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
   static constexpr uint32_t kList = kEmptyV + 8 * kStages;
-  static_assert(kList + sizeof(WorkList) <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kDropKey = kList + sizeof(WorkList);
+  static_assert(kDropKey + sizeof(tsri_dropout_key) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
   static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
   // Shared memory of a block: of several on a multiprocessor, its part less what the system takes of it.
@@ -73,7 +79,7 @@ struct EngineForward {
 
   // Registers of a thread: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
   static constexpr int kEvenRegisters = min_of(65536 / (kThreads * kMinBlocks) / 8 * 8, 248);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kPages ? 40 : 24;
   static constexpr int kMultiplyRegisters =
       min_of((kEvenRegisters * (kGroups + 1) - kLoadRegisters) / kGroups / 8 * 8, 240);
 
@@ -143,7 +149,7 @@ struct EngineForward {
   // ------------------------------------------------------------------------------ multiplying
 
   TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
-    return args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    return (kScores ? 1.0f : args.forward.call.p.scale) * static_cast<float>(TSRI_LOG2E);
   }
   TSRI_DEVICE_MEMBER void release(uint32_t empty, int thread) {
     if (thread % kWarpgroup == 0) phase_arrive(empty);
@@ -259,7 +265,9 @@ struct EngineForward {
     matrix_pin(s[0]);
     release(kEmptyK, thread);
     if (left == 1) release(kEmptyQ + 8 * q_buffer(0, thread / kWarpgroup), thread);
-    fold(state, s, 0, left, full, unit, alpha); // nothing to rescale yet
+    typename Steps::Ahead ahead;
+    if constexpr (kScores) Steps::forget(ahead);
+    fold(call, state, s, ahead, 0, left, full, unit, alpha); // nothing to rescale yet
     pack(p, s);
     TSRI_NO_UNROLL
     for (;;) {
@@ -277,6 +285,10 @@ struct EngineForward {
       multiply_keys(s, i, t, group);
       multiply_values(state, p, i - fresh, fresh, t - 1, group);
       pass_turn(group);
+      if constexpr (kScores) ahead.ready = false;
+      if constexpr (kScores)
+        if (!fresh)
+          Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), !edge(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
       release(kEmptyK + 8 * slot_of<kStages>(t), thread);
@@ -286,10 +298,11 @@ struct EngineForward {
         matrix_pin(state.out[0]);
         release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
         finish(call, state, item_at(i - 1), unit);
+        if constexpr (kScores) Steps::forget(ahead);
         start_state(state);
         full = start_rows(item_at(i));
       }
-      const bool moved = fold(state, s, i, left, full, unit, alpha);
+      const bool moved = fold(call, state, s, ahead, i, left, full, unit, alpha);
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
@@ -313,13 +326,21 @@ struct EngineForward {
   struct FullTiles {
     int32_t from, to;
   };
+  TSRI_DEVICE_MEMBER bool edge(const FullTiles &full, int32_t left) { return left > full.from || left <= full.to; }
 
   // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, int i, int32_t left, const FullTiles &full, float unit,
-                               float (&alpha)[Rows::kSlots]) {
-    if (left > full.from || left <= full.to)
-      Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
-    return Rows::fold_scores(state, s, unit, alpha);
+  TSRI_DEVICE_MEMBER bool fold(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead, int i,
+                               int32_t left, const FullTiles &full, float unit, float (&alpha)[Rows::kSlots]) {
+    if constexpr (kScores)
+      Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
+                    !edge(full, left));
+    if (edge(full, left)) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
+    const bool moved = Rows::fold_scores(state, s, unit, alpha);
+    if constexpr (kScores)
+      if (call.p.dropout > 0)
+        Steps::drop(s[0], call, shared_at<tsri_dropout_key>(kDropKey), item_at(i), first_key(item_at(i), left),
+                    Rows::wave_row());
+    return moved;
   }
 
   // The bands of the warp's rows go to shared memory, for masks.
@@ -331,7 +352,8 @@ struct EngineForward {
           work_band(item, static_cast<int64_t>(item.i0) + row);
     sync_wave();
     const int begin_row = larger(-item.i0, first), end_row = smaller(item.queries - item.i0, first + 16);
-    if (begin_row >= end_row) return FullTiles{INT32_MAX, 0}; // what comes of such rows is not used
+    // What comes of such rows is not used; but no bias is there to be read for them.
+    if (begin_row >= end_row) return kScores ? FullTiles{0, 0} : FullTiles{INT32_MAX, 0};
     const RowsClass rows = rows_class(Rows::kBands, begin_row, end_row, item.prefix);
     // Whole tiles of [full_lo, full_hi), as places in the list behind the tiles of the prefix.
     const int32_t begin = (rows.full_lo + kTileK - 1) / kTileK, end = rows.full_hi / kTileK;
@@ -349,6 +371,10 @@ struct EngineForward {
       Rows::scale_row(state, r, end);
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
+      if constexpr (kScores)
+        if (row < item.slot_len - item.row0 && U::leads_row() && call.p.max_logit.dtype != TSR_DTYPE_NONE)
+          call.a.max_logit[tsri_row_offset(call.p.max_logit.stride, item.b, item.h,
+                                           static_cast<int64_t>(item.slot_begin) + item.row0 + row)] = end.max_logit;
       matrix_pin(state.out[0]); // one row after the other: addresses take registers
     }
     store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.o_at, item.slot_len - item.row0,
@@ -378,6 +404,12 @@ struct EngineForward {
       tensor_prefetch(args.v);
       make_barriers();
       shared_at<WorkList>(kList).gaps = 0;
+      if constexpr (kScores) {
+        const tsr_args &a = args.forward.call.a;
+        if (args.forward.call.p.dropout > 0)
+          shared_at<tsri_dropout_key>(kDropKey) = a.rng_state ? tsri_dropout_key_make(a.rng_state[0], a.rng_state[1])
+                                                              : tsri_dropout_key_make(a.seed, a.offset);
+      }
     }
     sync_block();
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
@@ -390,7 +422,12 @@ struct EngineForward {
     }
     if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      if constexpr (kPages) {
+        if (thread_index() / 32 == kGroups * kWarpgroup / 32) load_pages<EngineForward, false>(args);
+        if (thread_index() / 32 == kGroups * kWarpgroup / 32 + 2) load_pages<EngineForward, true>(args);
+      } else {
+        if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      }
       if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();

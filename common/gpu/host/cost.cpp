@@ -39,6 +39,9 @@ constexpr double kEngineExponents = 0.88; // of the time of exponentials, of whi
 constexpr double kEngineBeside = 1.22;    // small blocks beside one another
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
+// Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
+constexpr double kStepsScale = 0.065, kStepsSoftcap = 0.12, kStepsBias = 0.10, kStepsAlibi = 0.02;
+constexpr double kStepsDropout = 0.30;
 // Backward by the copy engine: of the peak, with all that is not products (an H200 measured 0.51, but also less of
 // the other rows than the model of them says, and the two have to compare); work, first loads, last stores.
 constexpr double kEnginePairs = 0.62;
@@ -155,6 +158,13 @@ double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &
   return bytes;
 }
 
+// Cycles of score steps, per score.
+static double steps_cycles(const Row &row, const tsr_problem &p) {
+  if (!row.engine.scores) return 0;
+  return kStepsScale + (p.softcap > 0 ? kStepsSoftcap : 0) + (p.bias.dtype != TSR_DTYPE_NONE ? kStepsBias : 0) +
+         (p.alibi != TSR_ALIBI_NONE ? kStepsAlibi : 0) + (p.dropout > 0 ? kStepsDropout : 0);
+}
+
 // Blocks that stay: nothing but the first loads and the last stores is not under way beside products, and what a
 // tile takes is what one unit needs and a part of what the other does.
 double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
@@ -165,7 +175,8 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   const bool beside = row.engine.blocks > 1;
   // Few keys to a product use shared memory less well.
   const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +
-                       scores / 16 * kEngineExponents) * (beside ? kEngineBeside : 1);
+                       scores / 16 * kEngineExponents + scores * steps_cycles(row, problem.p)) *
+                      (beside ? kEngineBeside : 1);
   const double item = kEngineItem * row.tile_q / 64;
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));

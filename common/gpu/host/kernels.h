@@ -50,7 +50,8 @@ struct EngineShape {
   int32_t items;  // query tiles that a block takes at most; 0: one, blocks do not stay
   int32_t blocks; // of a multiprocessor
   int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k, in backward box_q
-  int32_t part_q = 0; // backward: queries of a tile that one warpgroup makes dQ of
+  int32_t scores; // 1: score steps and dropout too
+  int32_t part_q; // backward: queries of a tile that one warpgroup makes dQ of
 };
 
 struct Row {
@@ -68,7 +69,7 @@ struct Row {
   int32_t stages;
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
   BackwardTiles backward;   // zeros in other families
-  EngineShape engine = {}; // likewise
+  EngineShape engine = {0, 0, 0, 0, 0}; // likewise
 };
 
 // The index-th row of kernels.def; nullptr past the last one.
