@@ -81,6 +81,8 @@ struct ForwardArgs {
 struct EngineForwardArgs {
   ForwardArgs forward;
   TensorMap q, k, v;
+  TensorMap o; // boxes of 16 rows; where copies_out is 1
+  int32_t copies_out;
   int32_t box_k; // rows of keys that are copied at a time: the key tile, or fewer where they lie in pages
 };
 

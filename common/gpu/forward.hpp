@@ -365,8 +365,9 @@ struct Forward {
     float l = U::sum_con(lane_sum);
     // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
     if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();
-    RowEnd end = {Softmax::inverse_sum(l), Softmax::log_sum_exp_in(natural, m, l),
-                  max_logit_of(m, l) * natural, used && l != 0.0f}; // 0: no key was allowed
+    RowEnd end = {Softmax::inverse_sum(l), 0.0f, max_logit_of(m, l) * natural,
+                  used && l != 0.0f}; // 0: no key was allowed
+    if (p.sink || p.lse.dtype != TSR_DTYPE_NONE) end.lse = Softmax::log_sum_exp_in(natural, m, l);
     if (p.sink) end.factor = Softmax::join_sink(m * natural, l, call.a.sink[h], &end.lse);
     if (p.dropout > 0) end.factor *= call.keep_scale;
     if (!used) end.lse = end.max_logit = -infinity();
@@ -374,14 +375,18 @@ struct Forward {
   }
 
   TSRI_DEVICE_MEMBER void scale_row(State &state, int r, const RowEnd &end) {
+    const bool all = !any_lane(!end.writes);
     TSRI_UNROLL
     for (int o = 0; o < kOut; ++o)
       TSRI_UNROLL
       for (int e = 0; e < U::kElements; ++e)
-        if (U::slot(e) == r % U::kRows) {
-          float &x = state.out[r / U::kRows][o].x[e];
-          x = end.writes ? x * end.factor : 0.0f;
-        }
+        if (U::slot(e) == r % U::kRows) state.out[r / U::kRows][o].x[e] *= end.factor;
+    if (all) return;
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e)
+        if (U::slot(e) == r % U::kRows && !end.writes) state.out[r / U::kRows][o].x[e] = 0.0f;
   }
 
   // Ends all rows, and O through shared memory.

@@ -33,8 +33,12 @@ struct EngineForward {
   using Args = EngineForwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kMinBlocks = kMinBlocks_;
+  // Several small blocks on a multiprocessor have no warps that load, which would take registers from those that
+  // multiply: a warpgroup asks for the next tile as soon as it has read one.
+  static constexpr bool kLoadsItself = kMinBlocks > 1;
+  static_assert(!kLoadsItself || (kGroups == 1 && !kPages), "a buffer is free when one warpgroup has read it");
+  static constexpr int kThreads = (kGroups + !kLoadsItself) * kWarpgroup;
   static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
   using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, kScores, false>;
   using State = typename Rows::State;
@@ -60,7 +64,12 @@ struct EngineForward {
   static constexpr uint32_t kDropKey = kList + sizeof(WorkList);
   static_assert(kDropKey + sizeof(tsri_dropout_key) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
-  static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
+  // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
+  // queries end often.
+  static constexpr bool kCopiesOut = kDv <= 64;
+  static constexpr uint32_t kBytesO = kCopiesOut ? ceil_div(kDv, 64) * kPieceQ : 0;
+  static constexpr uint32_t kTiles =
+      kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV) + kGroups * kBytesO;
   // Shared memory of a block: of several on a multiprocessor, its part less what the system takes of it.
   static constexpr int kBlockShared =
       kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks / 1024 * 1024 - 1024;
@@ -72,7 +81,8 @@ struct EngineForward {
   static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
   static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
   static constexpr uint32_t kV = kK + kStages * kBytesK;
-  static constexpr uint32_t kSharedBytes = kV + kStages * kBytesV;
+  static constexpr uint32_t kO = kV + kStages * kBytesV;
+  static constexpr uint32_t kSharedBytes = kO + kGroups * kBytesO;
   static_assert(kSharedBytes <= kBlockShared, "what a block can have");
   static constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup
   static constexpr int kGroupBarrier = 5; // likewise
@@ -146,6 +156,73 @@ struct EngineForward {
     }
   }
 
+  // Where kLoadsItself: the tiles to ask for next. All threads know, one of them asks.
+  struct Asked {
+    int k_item, v_item;     // pieces of work
+    int32_t k_tile, v_tile; // tiles of them
+  };
+  TSRI_DEVICE_MEMBER void advance(int &item, int32_t &tile) {
+    if (item < items() && ++tile == item_at(item).tiles.count) {
+      tile = 0;
+      ++item;
+    }
+  }
+  TSRI_DEVICE_MEMBER int32_t tile_row(const WorkItem &item, int32_t tile) {
+    return item.k_begin + KeyTiles::at(item.tiles, tile) * kTileK;
+  }
+  TSRI_DEVICE_MEMBER void ask_for_keys(const Args &args, Asked &asked, uint32_t slot) {
+    if (asked.k_item < items() && fresh_thread_index() == 0) {
+      const WorkItem &item = item_at(asked.k_item);
+      load<kBytesK, kPieceK>(kK + slot * kBytesK, args.k, kFullK + 8 * slot, tile_row(item, asked.k_tile), item.k_head,
+                             item.k_batch);
+    }
+    advance(asked.k_item, asked.k_tile);
+  }
+  TSRI_DEVICE_MEMBER void ask_for_values(const Args &args, Asked &asked, uint32_t slot) {
+    if (asked.v_item < items() && fresh_thread_index() == 0) {
+      const WorkItem &item = item_at(asked.v_item);
+      load<kBytesV, kPieceK>(kV + slot * kBytesV, args.v, kFullV + 8 * slot, tile_row(item, asked.v_tile), item.k_head,
+                             item.k_batch);
+    }
+    advance(asked.v_item, asked.v_tile);
+  }
+  TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i) {
+    if (i >= items() || fresh_thread_index() != 0) return;
+    const WorkItem &item = item_at(i);
+    const uint32_t buffer = q_buffer(i, 0);
+    load<kBytesQ, kPieceQ>(kQ + buffer * kBytesQ, args.q, kFullQ + 8 * buffer, item.slot_begin + item.row0, item.h,
+                           item.q_batch);
+  }
+  TSRI_DEVICE_MEMBER void ask_first(const Args &args, Asked &asked) {
+    asked = Asked{0, 0, 0, 0};
+    ask_for_queries(args, 0);
+    for (uint32_t slot = 0; slot < kStages; ++slot) {
+      ask_for_keys(args, asked, slot);
+      ask_for_values(args, asked, slot);
+    }
+    for (int i = 1; i < kStagesQ; ++i) ask_for_queries(args, i);
+  }
+
+  // What a warpgroup does with a buffer that it has read.
+  TSRI_DEVICE_MEMBER void leave_keys(const Args &args, Asked &asked, uint32_t slot, int thread) {
+    if constexpr (kLoadsItself)
+      ask_for_keys(args, asked, slot);
+    else
+      release(kEmptyK + 8 * slot, thread);
+  }
+  TSRI_DEVICE_MEMBER void leave_values(const Args &args, Asked &asked, uint32_t slot, int thread) {
+    if constexpr (kLoadsItself)
+      ask_for_values(args, asked, slot);
+    else
+      release(kEmptyV + 8 * slot, thread);
+  }
+  TSRI_DEVICE_MEMBER void leave_queries(const Args &args, int i, int thread) {
+    if constexpr (kLoadsItself)
+      ask_for_queries(args, i + kStagesQ);
+    else
+      release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
+  }
+
   // ------------------------------------------------------------------------------ multiplying
 
   TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
@@ -209,14 +286,15 @@ struct EngineForward {
   }
 
   // Pieces of work whose rows see nothing.
-  TSRI_DEVICE_MEMBER void finish_empty(const Call &call, int items, float unit) {
+  TSRI_DEVICE_MEMBER void finish_empty(const Args &args, int items, float unit) {
     for (int i = 0; i < items; ++i) {
       const WorkItem &item = item_at(i);
       if (item.b < 0 || item.tiles.count > 0) continue;
       State state;
       start_state(state);
-      finish(call, state, item, unit);
+      finish(args, state, item, unit);
     }
+    if (kCopiesOut && thread_index() % 32 == 0) bulk_wait_read(); // by this thread, which may not finish another
   }
 
   // Scores of tile number t, of piece i.
@@ -256,6 +334,8 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
+    Asked asked;
+    if constexpr (kLoadsItself) ask_first(args, asked);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
@@ -263,8 +343,8 @@ struct EngineForward {
     FullTiles full = start_rows(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
-    release(kEmptyK, thread);
-    if (left == 1) release(kEmptyQ + 8 * q_buffer(0, thread / kWarpgroup), thread);
+    leave_keys(args, asked, 0, thread);
+    if (left == 1) leave_queries(args, 0, thread);
     typename Steps::Ahead ahead;
     if constexpr (kScores) Steps::forget(ahead);
     fold(call, state, s, ahead, 0, left, full, unit, alpha); // nothing to rescale yet
@@ -291,13 +371,13 @@ struct EngineForward {
           Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), !edge(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
-      release(kEmptyK + 8 * slot_of<kStages>(t), thread);
-      if (left == 1) release(kEmptyQ + 8 * q_buffer(i, group), thread);
+      leave_keys(args, asked, slot_of<kStages>(t), thread);
+      if (left == 1) leave_queries(args, i, thread);
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
-        release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
-        finish(call, state, item_at(i - 1), unit);
+        leave_values(args, asked, slot_of<kStages>(t - 1), thread);
+        finish(args, state, item_at(i - 1), unit);
         if constexpr (kScores) Steps::forget(ahead);
         start_state(state);
         full = start_rows(item_at(i));
@@ -306,14 +386,15 @@ struct EngineForward {
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      if (!fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+      if (!fresh) leave_values(args, asked, slot_of<kStages>(t - 1), thread);
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
     matrix_wait<0>();
     matrix_pin(state.out[0]);
-    finish(call, state, item_at(items() - 1), unit);
+    finish(args, state, item_at(items() - 1), unit);
+    if (kCopiesOut && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
   // First key of the tile of a piece with which `left` tiles are left.
@@ -362,7 +443,8 @@ struct EngineForward {
     return begin < end ? FullTiles{from, shift - end} : FullTiles{0, 0};
   }
 
-  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item, float unit) {
+  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit) {
+    const Call &call = args.forward.call;
     TSRI_UNROLL
     for (int r = 0; r < Rows::kSlots; ++r) {
       const int row = Rows::wave_row() + U::free_of(r);
@@ -376,6 +458,16 @@ struct EngineForward {
           call.a.max_logit[tsri_row_offset(call.p.max_logit.stride, item.b, item.h,
                                            static_cast<int64_t>(item.slot_begin) + item.row0 + row)] = end.max_logit;
       matrix_pin(state.out[0]); // one row after the other: addresses take registers
+    }
+    // What follows the last row of a tensor is left out, but not what follows a sequence's.
+    if constexpr (kCopiesOut) {
+      const int first = Rows::wave_row();
+      if (args.copies_out && (!call.a.cu_q || item.slot_len - item.row0 - first >= 16)) {
+        store_by_engine<U, Rows::kOut, kPieceQ>(state.out[0], kO + static_cast<uint32_t>(first / 64) * kBytesO +
+                                                                  static_cast<uint32_t>(first % 64) * 128,
+                                                args.o, item.slot_begin + item.row0 + first, item.h, item.q_batch);
+        return;
+      }
     }
     store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.o_at, item.slot_len - item.row0,
                                    Rows::wave_row(), static_cast<int>(call.p.dim_v));
@@ -402,6 +494,7 @@ struct EngineForward {
       tensor_prefetch(args.q);
       tensor_prefetch(args.k);
       tensor_prefetch(args.v);
+      if (kCopiesOut && args.copies_out) tensor_prefetch(args.o);
       make_barriers();
       shared_at<WorkList>(kList).gaps = 0;
       if constexpr (kScores) {
@@ -415,12 +508,14 @@ struct EngineForward {
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
     if (shared_at<WorkList>(kList).gaps) {
-      if (thread_index() < kGroups * kWarpgroup) finish_empty(args.forward.call, found, unit_of(args));
+      if (thread_index() < kGroups * kWarpgroup) finish_empty(args, found, unit_of(args));
       sync_block();
       if (thread_index() < 32) close_gaps(kList, kItems, found);
       sync_block();
     }
-    if (thread_index() >= kGroups * kWarpgroup) {
+    if constexpr (kLoadsItself) {
+      multiply_all(args);
+    } else if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
       if constexpr (kPages) {
         if (thread_index() / 32 == kGroups * kWarpgroup / 32) load_pages<EngineForward, false>(args);

@@ -128,10 +128,11 @@ TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArg
   for (int i = first; i < n; i += step) {
     bool second;
     const int64_t work = deal_at(deal, i, &second);
-    // Turned by one from head to head, or a block might get the same pair of every head, and some have less to do.
+    // Turned from head to head and from round to round, or a block might get the same pair of every head, and some
+    // have less to do: a pair in the middle may be one tile.
     int64_t pair, h;
     const int64_t slot = divide(work, pairs, pair);
-    divide(pair + slot, pairs, pair);
+    divide(pair + slot + slot * pairs / block_count(), pairs, pair);
     const int64_t b = divide(slot, p.heads_q, h);
     const int64_t tile = second ? pair : tiles - 1 - pair;
     WorkItem item;

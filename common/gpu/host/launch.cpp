@@ -99,6 +99,8 @@ bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t
 
 namespace {
 
+constexpr int32_t kEngineRowsOut = 16; // of O that are copied at a time: a warp's
+
 bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   const tsr_problem &p = plan.problem->p;
   const EngineShape &engine = plan.row->engine;
@@ -119,6 +121,11 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   if (keys > 0 &&
       (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
        !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
+    return false;
+  // O as wide as Q's elements, in rows of whole 16 bytes: see gpu::kVectorO.
+  e.copies_out = p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
+  if (e.copies_out && !map_tensor(args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
+                                  kEngineRowsOut, &e.o, why))
     return false;
   return launch_entry(plan, kEntryMain, plan.choice.cut.blocks, &e, sizeof e, args.stream, why);
 }
