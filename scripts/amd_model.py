@@ -142,16 +142,15 @@ def loops_of(follow):
 def hot_loop(code):
     """The instructions of the loop that holds the most matrix instructions, of those without another such loop
     inside; the shortest of equals, which is that of tiles without masks."""
+    if not matrix_of(code):
+        return []
     blocks, follow = blocks_of(code)
-    text = lambda n: code[blocks[n][0]:blocks[n][1] + 1]
-    found = {}
-    for head, body in loops_of(follow).items():
-        inside = [i for n in sorted(body) for i in text(n)]
-        if matrix_of(inside):
-            found[head] = (body, inside)
-    inner = [inside for head, (body, inside) in found.items()
-             if not any(other != head and other in body for other in found)]
-    return max(inner, key=lambda inside: (matrix_of(inside), -len(inside)), default=[])
+    matrix = [matrix_of(code[first:last + 1]) for first, last in blocks]
+    loops = {head: body for head, body in loops_of(follow).items() if any(matrix[n] for n in body)}
+    inner = [body for head, body in loops.items() if not any(other != head and other in body for other in loops)]
+    hot = max(inner, key=lambda body: (sum(matrix[n] for n in body),
+                                       -sum(blocks[n][1] - blocks[n][0] + 1 for n in body)), default=[])
+    return [i for n in sorted(hot) for i in code[blocks[n][0]:blocks[n][1] + 1]]
 
 
 def bytes_of(name):
