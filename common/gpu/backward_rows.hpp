@@ -102,7 +102,8 @@ struct BackwardPrepare {
     if (p.dlse.dtype != TSR_DTYPE_NONE)
       stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
-    if (lse != -infinity()) stat.lse = lse * args.lse_unit;
+    if (lse != -infinity()) stat.lse = plain_nan(lse * args.lse_unit);
+    stat.delta = plain_nan(stat.delta);
     return stat;
   }
 

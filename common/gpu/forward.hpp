@@ -13,6 +13,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/forward_staged.hpp"
 #include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
@@ -39,7 +40,10 @@ struct Forward {
   using TileK = Tile<E, kTileK, kDqk>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
-  static constexpr bool kKeepQ = !U::kSplits && kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
+  // Queries stay in registers where these are few, or (staged) where shared memory has no room for them.
+  static constexpr int kQueryBytes = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)); // of a lane
+  static constexpr bool kKeepQ = !U::kSplits && (kQueryBytes <= 128 || (U::kStaged && kQueryBytes <= 640 &&
+                                                 TileQ::kBytes + TileK::kBytes + TileV::kBytes > 60 * 1024));
 
   struct Shared { // at the front of shared memory
     tsri_sequence sequence;
@@ -50,10 +54,16 @@ struct Forward {
   };
   static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
-  static constexpr uint32_t kK = kQ + TileQ::kBytes;
-  static constexpr uint32_t kV = kK + kStages * TileK::kBytes;
-  static constexpr uint32_t kEnd = kV + kStages * TileV::kBytes;
-  static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + TileO::kBytes);
+  // Staged: one buffer, and queries that are kept in registers come straight from memory.
+  static constexpr int kBuffers = U::kStaged ? 1 : kStages;
+  static constexpr uint32_t kK = kQ + (U::kStaged && kKeepQ ? 0 : TileQ::kBytes);
+  static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
+  static constexpr uint32_t kEnd = kV + kBuffers * TileV::kBytes;
+  // O leaves through shared memory, in two parts where that makes room for another block.
+  static constexpr int kParts =
+      U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
+  using PartO = Tile<E, kTileQ, kDv / kParts>;
+  static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
@@ -69,6 +79,13 @@ struct Forward {
   TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
+
+  // Scores of a tile of keys at `k_tile`.
+  TSRI_DEVICE_MEMBER void score_tile(Scores &s, uint32_t k_tile, uint32_t q_offset,
+                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1]) {
+    score_product<U, TileK, TileQ, kDepth, kKeepQ>(
+        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
+  }
 
   // Hides what the interval rule hides.
   TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
@@ -176,7 +193,7 @@ struct Forward {
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
-    if (any_lane(moved)) rescale(state, alpha);
+    if (seldom(any_lane(moved))) rescale(state, alpha);
   }
 
   TSRI_DEVICE_MEMBER void drop(Scores &s, const ScoreTerms &terms, int32_t i0, int32_t key0) {
@@ -207,6 +224,84 @@ struct Forward {
       if (left_out) recheck_values<U, TileV>(state.out, s, v_tile, left_out);
     } else {
       apply_product<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
+    }
+  }
+
+  // All key tiles, copied by the device beside the products.
+  TSRI_DEVICE_MEMBER void walk_async(const Shared &shared, State &state, const KeyTiles &tiles, const RowSource &q,
+                                     int32_t prefix, int32_t i0, int32_t sq, int column, float unit) {
+    const RowSource &k = shared.k, &v = shared.v;
+    const ScoreTerms &terms = shared.terms;
+    if (tiles.count > 0) {
+      load_tile<E, TileQ, kThreads, kAny, false>(kQ, q, i0, 0);
+      load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
+      if (kStages > 1)
+        load_tile<E, TileV, kThreads, kAny, kPaged>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
+      copy_commit();
+    }
+    const uint32_t q_offset =
+        U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
+    typename U::Free kept[kFree][kKeepQ ? kDepth : 1];
+    const int32_t wave_i0 = i0 + wave_row();
+    const int first = larger(-i0, wave_row());
+    const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
+    RowsClass rows = {0, 0, 0, 0, 0};
+    TSRI_NO_UNROLL
+    for (int32_t n_tile = 0; n_tile < tiles.count; ++n_tile) {
+      const int32_t key0 = KeyTiles::at(tiles, n_tile) * kTileK;
+      const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
+      const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
+      const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
+      if (kStages == 1) {
+        load_tile<E, TileV, kThreads, kAny, kPaged>(v_tile, v, key0, column);
+        copy_commit();
+        copy_wait<1>();
+        sync_block();
+      } else {
+        copy_wait<0>();
+        sync_block();
+        if (n_tile + 1 < tiles.count) {
+          const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK + other * TileK::kBytes, k, next, 0);
+          load_tile<E, TileV, kThreads, kAny, kPaged>(kV + other * TileV::kBytes, v, next, column);
+        }
+        copy_commit();
+      }
+      if (kKeepQ && n_tile == 0) {
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          TSRI_UNROLL
+          for (int t = 0; t < (kKeepQ ? kDepth : 1); ++t)
+            U::template load_free<TileQ::kRowBytes>(kept[f][t], q_offset, f * U::kFree, t);
+      }
+      // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
+      // Rows outside the sequence are computed and not used.
+      if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
+      const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
+      Scores s;
+      if (tile_class != TSRI_TILE_SKIP) {
+        score_tile(s, k_tile, q_offset, kept);
+        if (kAny)
+          modify_scores(s, terms, prefix, wave_i0, key0);
+        else if (tile_class == TSRI_TILE_EDGE)
+          mask_scores(s, prefix, key0);
+      }
+      if (kStages == 1) {
+        sync_block(); // K has been read by all
+        if (n_tile + 1 < tiles.count)
+          load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, next, 0);
+        copy_commit();
+      }
+      if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
+      if (kStages == 1) {
+        copy_wait<1>();
+        sync_block();
+      }
+      if (tile_class != TSRI_TILE_SKIP) {
+        if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
+        multiply_values(state, s, v_tile);
+      }
+      if (kStages == 1) sync_block(); // V has been read by all
     }
   }
 
@@ -257,7 +352,6 @@ struct Forward {
     store_bands<kTileQ, kThreads>(kBands, shared.rule, i0);
     const RowSource q = row_source<E>(a.q, p.q, shared.sequence.q, b, h, p.dim_qk,
                                       args.call.vector & kVectorQ);
-    const RowSource &k = shared.k, &v = shared.v;
     State state;
     clear<U>(state.out);
     TSRI_UNROLL
@@ -267,79 +361,12 @@ struct Forward {
     }
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
-    const ScoreTerms &terms = shared.terms;
 
-    if (tiles.count > 0) {
-      load_tile<E, TileQ, kThreads, kAny, false>(kQ, q, i0, 0);
-      load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
-      if (kStages > 1)
-        load_tile<E, TileV, kThreads, kAny, kPaged>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
-      copy_commit();
-    }
-    const uint32_t q_offset =
-        U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
-    typename U::Free kept[kFree][kKeepQ ? kDepth : 1];
-    const int32_t wave_i0 = i0 + wave_row();
-    const int first = larger(-i0, wave_row());
-    const int last = smaller(sq - i0, wave_row() + kFree * U::kFree);
-    RowsClass rows = {0, 0, 0, 0, 0};
-    TSRI_NO_UNROLL
-    for (int32_t n_tile = 0; n_tile < tiles.count; ++n_tile) {
-      const int32_t key0 = KeyTiles::at(tiles, n_tile) * kTileK;
-      const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
-      const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
-      const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
-      if (kStages == 1) {
-        load_tile<E, TileV, kThreads, kAny, kPaged>(v_tile, v, key0, column);
-        copy_commit();
-        copy_wait<1>();
-        sync_block();
-      } else {
-        copy_wait<0>();
-        sync_block();
-        if (n_tile + 1 < tiles.count) {
-          const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_tile<E, TileK, kThreads, kAny, kPaged>(kK + other * TileK::kBytes, k, next, 0);
-          load_tile<E, TileV, kThreads, kAny, kPaged>(kV + other * TileV::kBytes, v, next, column);
-        }
-        copy_commit();
-      }
-      if (kKeepQ && n_tile == 0) {
-        TSRI_UNROLL
-        for (int f = 0; f < kFree; ++f)
-          TSRI_UNROLL
-          for (int t = 0; t < (kKeepQ ? kDepth : 1); ++t)
-            U::template load_free<TileQ::kRowBytes>(kept[f][t], q_offset, f * U::kFree, t);
-      }
-      // The wave's own rows decide: next to the diagonal some waves see all of a tile, some nothing.
-      // Rows outside the sequence are computed and not used.
-      if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
-      const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
-      Scores s;
-      if (tile_class != TSRI_TILE_SKIP) {
-        score_product<U, TileK, TileQ, kDepth, kKeepQ>(
-            s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
-        if (kAny)
-          modify_scores(s, terms, prefix, wave_i0, key0);
-        else if (tile_class == TSRI_TILE_EDGE)
-          mask_scores(s, prefix, key0);
-      }
-      if (kStages == 1) {
-        sync_block(); // K has been read by all
-        if (n_tile + 1 < tiles.count)
-          load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, next, 0);
-        copy_commit();
-      }
-      if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
-      if (kStages == 1) {
-        copy_wait<1>();
-        sync_block();
-      }
-      if (tile_class != TSRI_TILE_SKIP) {
-        if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
-        multiply_values(state, s, v_tile);
-      }
-      if (kStages == 1) sync_block(); // V has been read by all
+    if constexpr (U::kStaged) {
+      if (tiles.count > 0)
+        StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
+    } else {
+      walk_async(shared, state, tiles, q, prefix, i0, sq, column, unit);
     }
     copy_wait<0>();
     sync_block(); // the tiles' memory becomes the output's
@@ -404,9 +431,25 @@ struct Forward {
       if (column == 0 && row < rows && U::leads_row())
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
     }
-    store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
-        state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
-        span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));
+    const auto store = [&](const auto &out, int first) {
+      store_outputs<U, PartO, kThreads, kFree, kOut / kParts, kAny>(
+          out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
+          span.slot_begin + row0, rows, column + first, static_cast<int>(p.dim_v));
+    };
+    if constexpr (kParts == 1) {
+      store(state.out, 0);
+    } else {
+      TSRI_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        typename U::Acc out[kFree][kOut / kParts];
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          TSRI_UNROLL
+          for (int o = 0; o < kOut / kParts; ++o) out[f][o] = state.out[f][part * (kOut / kParts) + o];
+        if (part > 0) sync_block();
+        store(out, part * (kDv / kParts));
+      }
+    }
   }
 };
 

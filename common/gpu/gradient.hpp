@@ -77,8 +77,8 @@ TSRI_DEVICE float weight_of(const BackwardArgs &args, int64_t first, int32_t i, 
   return kWeighs && i >= 0 && i < length ? args.weight[first + i] : 1.0f;
 }
 
-// prefix: 0 in rows of interval masks, which take problems without one. A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
-// last one pass for a row that sees the prefix.
+// prefix: 0 in rows of interval masks, which take problems without one. A used row's band begins at the prefix or
+// later, so that neither an unused row nor the zeros beyond the last one pass for a row that sees the prefix.
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
   const uint32_t lo = static_cast<uint32_t>(stat.lo), key = static_cast<uint32_t>(j);
   const int32_t seen = stat.lo >= prefix && stat.lo <= stat.hi ? prefix : 0;
@@ -100,8 +100,8 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
       return;
     }
     // Natural until the difference is taken: the lowest finite score has no finite power in base two.
-    const float p = weight * exp2_of((score_of(terms, dot, i, j) - stat.lse) *
-                                     static_cast<float>(TSRI_LOG2E));
+    const float p = plain_nan(weight * exp2_of((score_of(terms, dot, i, j) - stat.lse) *
+                                               static_cast<float>(TSRI_LOG2E)));
     bool keep = true;
     if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;

@@ -70,6 +70,8 @@ TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffff
 TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 // A value that all lanes of a wave hold; some compilers have to be told.
 TSRI_DEVICE int32_t uniform(int32_t x) { return x; }
+TSRI_DEVICE int64_t uniform(int64_t x) { return x; }
+TSRI_DEVICE const unsigned char *uniform(const unsigned char *p) { return p; }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);
 }
@@ -112,6 +114,11 @@ template <class T>
 TSRI_DEVICE T load_global(const void *p) {
   return *static_cast<const T *>(p);
 }
+// The same at a base that all lanes of a wave share and 32 bits that are a lane's.
+template <class T>
+TSRI_DEVICE T load_lane(const unsigned char *base, uint32_t offset) {
+  return load_global<T>(base + offset);
+}
 
 // 16 bytes to global memory as one access; the compiler takes structs apart where it sees fit.
 TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) {
@@ -148,6 +155,10 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomicAdd(x, lo);
   atomicAdd(x + 1, hi);
 #endif
+}
+// The same at `bytes` behind a base that all lanes of a wave share and 32 bits that are a lane's.
+TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
+  atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);
 }
 // Who sees what comes after sees what comes before.
 TSRI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
