@@ -17,6 +17,7 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/own_loads.hpp"
 #include "backends/cuda/sm90/pages.hpp"
 #include "backends/cuda/sm90/scores.hpp"
 #include "backends/cuda/sm90/store.hpp"
@@ -40,10 +41,12 @@ struct EngineForward {
   static_assert(!kLoadsItself || (kGroups == 1 && !kPages), "a buffer is free when one warpgroup has read it");
   static constexpr int kThreads = (kGroups + !kLoadsItself) * kWarpgroup;
   static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
+  static constexpr int kBuffersQ = kStagesQ;
   using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, kScores, false>;
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
+  using Own = OwnLoads<EngineForward>; // where kLoadsItself
   using Steps = ScoreSteps<U, kCon, kDv <= 64 ? 2 : 1>;
   static constexpr int kDepth = kDqk / 16;
   static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
@@ -156,69 +159,22 @@ struct EngineForward {
     }
   }
 
-  // Where kLoadsItself: the tiles to ask for next. All threads know, one of them asks.
-  struct Asked {
-    int k_item, v_item;     // pieces of work
-    int32_t k_tile, v_tile; // tiles of them
-  };
-  TSRI_DEVICE_MEMBER void advance(int &item, int32_t &tile) {
-    if (item < items() && ++tile == item_at(item).tiles.count) {
-      tile = 0;
-      ++item;
-    }
-  }
-  TSRI_DEVICE_MEMBER int32_t tile_row(const WorkItem &item, int32_t tile) {
-    return item.k_begin + KeyTiles::at(item.tiles, tile) * kTileK;
-  }
-  TSRI_DEVICE_MEMBER void ask_for_keys(const Args &args, Asked &asked, uint32_t slot) {
-    if (asked.k_item < items() && fresh_thread_index() == 0) {
-      const WorkItem &item = item_at(asked.k_item);
-      load<kBytesK, kPieceK>(kK + slot * kBytesK, args.k, kFullK + 8 * slot, tile_row(item, asked.k_tile), item.k_head,
-                             item.k_batch);
-    }
-    advance(asked.k_item, asked.k_tile);
-  }
-  TSRI_DEVICE_MEMBER void ask_for_values(const Args &args, Asked &asked, uint32_t slot) {
-    if (asked.v_item < items() && fresh_thread_index() == 0) {
-      const WorkItem &item = item_at(asked.v_item);
-      load<kBytesV, kPieceK>(kV + slot * kBytesV, args.v, kFullV + 8 * slot, tile_row(item, asked.v_tile), item.k_head,
-                             item.k_batch);
-    }
-    advance(asked.v_item, asked.v_tile);
-  }
-  TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i) {
-    if (i >= items() || fresh_thread_index() != 0) return;
-    const WorkItem &item = item_at(i);
-    const uint32_t buffer = q_buffer(i, 0);
-    load<kBytesQ, kPieceQ>(kQ + buffer * kBytesQ, args.q, kFullQ + 8 * buffer, item.slot_begin + item.row0, item.h,
-                           item.q_batch);
-  }
-  TSRI_DEVICE_MEMBER void ask_first(const Args &args, Asked &asked) {
-    asked = Asked{0, 0, 0, 0};
-    ask_for_queries(args, 0);
-    for (uint32_t slot = 0; slot < kStages; ++slot) {
-      ask_for_keys(args, asked, slot);
-      ask_for_values(args, asked, slot);
-    }
-    for (int i = 1; i < kStagesQ; ++i) ask_for_queries(args, i);
-  }
-
   // What a warpgroup does with a buffer that it has read.
-  TSRI_DEVICE_MEMBER void leave_keys(const Args &args, Asked &asked, uint32_t slot, int thread) {
+  TSRI_DEVICE_MEMBER void leave_keys(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
     if constexpr (kLoadsItself)
-      ask_for_keys(args, asked, slot);
+      Own::ask_for_keys(args, asked, slot);
     else
       release(kEmptyK + 8 * slot, thread);
   }
-  TSRI_DEVICE_MEMBER void leave_values(const Args &args, Asked &asked, uint32_t slot, int thread) {
+  TSRI_DEVICE_MEMBER void leave_values(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
     if constexpr (kLoadsItself)
-      ask_for_values(args, asked, slot);
+      Own::ask_for_values(args, asked, slot);
     else
       release(kEmptyV + 8 * slot, thread);
   }
   TSRI_DEVICE_MEMBER void leave_queries(const Args &args, int i, int thread) {
     if constexpr (kLoadsItself)
-      ask_for_queries(args, i + kStagesQ);
+      Own::ask_for_queries(args, i + kStagesQ);
     else
       release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
   }
@@ -334,8 +290,8 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
-    Asked asked;
-    if constexpr (kLoadsItself) ask_first(args, asked);
+    typename Own::Asked asked;
+    if constexpr (kLoadsItself) Own::ask_first(args, asked);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
