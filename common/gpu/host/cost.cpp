@@ -36,7 +36,7 @@ constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest f
 constexpr double kEngineProducts = 1.09;  // of the time of products at their peak,
 constexpr double kEngineNarrow = 20;      // more where few keys make a product,
 constexpr double kEngineExponents = 0.88; // of the time of exponentials, of which a part hides
-constexpr double kEngineBeside = 1.22;    // small blocks beside one another
+constexpr double kEngineBeside = 1.25;    // small blocks beside one another
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 // Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
