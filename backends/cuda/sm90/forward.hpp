@@ -324,7 +324,7 @@ struct EngineForward {
       if constexpr (kScores) ahead.ready = false;
       if constexpr (kScores)
         if (!fresh)
-          Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), !edge(full, left));
+          Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), whole(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
       leave_keys(args, asked, slot_of<kStages>(t), thread);
@@ -363,15 +363,15 @@ struct EngineForward {
   struct FullTiles {
     int32_t from, to;
   };
-  TSRI_DEVICE_MEMBER bool edge(const FullTiles &full, int32_t left) { return left > full.from || left <= full.to; }
+  TSRI_DEVICE_MEMBER bool whole(const FullTiles &full, int32_t left) { return left <= full.from && left > full.to; }
 
   // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
   TSRI_DEVICE_MEMBER bool fold(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead, int i,
                                int32_t left, const FullTiles &full, float unit, float (&alpha)[Rows::kSlots]) {
     if constexpr (kScores)
       Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
-                    !edge(full, left));
-    if (edge(full, left)) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
+                    whole(full, left));
+    if (left > full.from || left <= full.to) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
     const bool moved = Rows::fold_scores(state, s, unit, alpha);
     if constexpr (kScores)
       if (call.p.dropout > 0)

@@ -63,7 +63,7 @@ struct Row {
   int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks. Backward: largest Dv
   int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
                    // stride; 1: every feature and stride
-  int32_t paged;   // 1: K and V may be paged
+  int32_t paged;   // 1: K and V may be paged; rows of the copy engine: they have to be
   int32_t arch;    // what device_takes() compares with the device's
   int32_t tile_q, tile_k;
   int32_t stages;
