@@ -217,11 +217,6 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
       unit[r] = shared_at<float>(kUnits + static_cast<uint32_t>(Rows::wave_row() + U::free_of(r)) * 4) * scale;
   }
 
-  // The warpgroup, from one lane: so the compiler sees one value for all and makes descriptors in uniform registers.
-  TSRI_DEVICE_MEMBER int group_of(int thread) {
-    return static_cast<int>(shuffle(static_cast<uint32_t>(thread / kWarpgroup), 0));
-  }
-
   // By every warp for itself: products end for a warpgroup together, but its warps read scales on their own.
   TSRI_DEVICE_MEMBER void release_warp(uint32_t empty, int thread) {
     if (thread % 32 == 0) phase_arrive(empty);
@@ -276,20 +271,19 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
   }
 
   // One tile after the other: registers hold the scores of a tile or what its values add to O.
-  TSRI_DEVICE_MEMBER void multiply_all(const Args &args, int thread) {
+  TSRI_DEVICE_MEMBER void multiply_all(const Args &args) {
     State state;
     Scores s;
     Part part;
     uint32_t p[kSteps][4];
     uint32_t t = 0; // number of the tile
-    const int group = group_of(thread);
     TSRI_NO_UNROLL
     for (int i = 0; i < Base::items(); ++i) {
-      start_item(args, state, i, thread);
+      start_item(args, state, i, thread_index());
       TSRI_NO_UNROLL
       for (int32_t left = Base::item_at(i).tiles.count; left > 0; --left, ++t) {
-        keep_register(thread);
-        start_scores(s, i, t, group);
+        const int thread = thread_index(); // read again for every tile: registers are few
+        start_scores(s, i, t, thread / kWarpgroup);
         fold(state, s, i, left, t, thread);
         Fold::pack(p, s);
         fold_values(state, part, p, t, thread);
@@ -402,7 +396,7 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
         load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();
-      multiply_all(args, thread_index());
+      multiply_all(args);
     }
   }
 };
