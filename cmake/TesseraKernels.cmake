@@ -89,7 +89,8 @@ endmacro()
 
 # tessera_kernel_sources(<out> DEF <kernels.def> FOLDER <folder of the templates> SUFFIX <cu or cc>
 #                        UNITS <dtype>=<unit>...): generates the sources of all rows.
-# The template of a family is instance_<family>.cu.in, or instance.cu.in where there is none.
+# The template of a family is instance_<family>_<dtype>.cu.in, instance_<family>.cu.in or instance.cu.in, whichever
+# there is first.
 function(tessera_kernel_sources out)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "DEF;FOLDER;SUFFIX" "UNITS")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ARG_DEF}")
@@ -109,10 +110,11 @@ function(tessera_kernel_sources out)
     if(NOT ROW_UNIT)
       message(FATAL_ERROR "${ARG_DEF}: no unit for element type '${ROW_DTYPE}': ${_line}")
     endif()
-    set(_template "${ARG_FOLDER}/instance_${ROW_FAMILY}.cu.in")
-    if(NOT EXISTS "${_template}")
-      set(_template "${ARG_FOLDER}/instance.cu.in")
-    endif()
+    foreach(_suffix IN ITEMS "" "_${ROW_FAMILY}" "_${ROW_FAMILY}_${ROW_DTYPE}")
+      if(EXISTS "${ARG_FOLDER}/instance${_suffix}.cu.in")
+        set(_template "${ARG_FOLDER}/instance${_suffix}.cu.in")
+      endif()
+    endforeach()
     set(_source "${CMAKE_CURRENT_BINARY_DIR}/rows/${ROW_NAME}.${ARG_SUFFIX}")
     if(_source IN_LIST _sources)
       message(FATAL_ERROR "${ARG_DEF}: two rows are called ${ROW_NAME}")

@@ -166,13 +166,16 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
   cuuint64_t extent[4], stride[3];
   for (int d = 0; d < 4; ++d) extent[d] = static_cast<cuuint64_t>(box.extent[d]);
   for (int d = 1; d < 4; ++d) stride[d - 1] = static_cast<cuuint64_t>(box.stride[d]);
-  const cuuint32_t size[4] = {64, static_cast<cuuint32_t>(box.rows), 1, 1}, step[4] = {1, 1, 1, 1};
+  const cuuint32_t columns = static_cast<cuuint32_t>(128 / gpu::element_bytes(box.dtype));
+  const cuuint32_t size[4] = {columns, static_cast<cuuint32_t>(box.rows), 1, 1}, step[4] = {1, 1, 1, 1};
   decltype(&cuTensorMapEncodeTiled) encode;
   memcpy(&encode, &function, sizeof encode);
+  const CUtensorMapDataType type = gpu::element_bytes(box.dtype) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : box.dtype == TSR_DTYPE_F16     ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUresult result = encode(
-      reinterpret_cast<CUtensorMap *>(map),
-      box.dtype == TSR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-      const_cast<void *>(box.base), extent, stride, size, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      reinterpret_cast<CUtensorMap *>(map), type, 4, const_cast<void *>(box.base), extent, stride, size, step,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return true;
   snprintf(why->text, sizeof why->text, "cuTensorMapEncodeTiled: error %d", static_cast<int>(result));

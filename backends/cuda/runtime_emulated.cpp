@@ -97,7 +97,8 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
   own.base = static_cast<const unsigned char *>(box.base);
   memcpy(own.extent, box.extent, sizeof own.extent);
   memcpy(own.stride_bytes, box.stride, sizeof own.stride_bytes);
-  own.stride_bytes[0] = own.element_bytes = 2;
+  own.element_bytes = static_cast<int32_t>(gpu::element_bytes(box.dtype));
+  own.stride_bytes[0] = own.element_bytes;
   own.rows = box.rows;
   memcpy(map, &own, sizeof own);
   return true;

@@ -2,14 +2,14 @@
 """libtessera through ctypes, for scripts that hand it tensors of another library: a problem made from
 tensors, a plan, runs on their memory and stream.
 
-A tensor is anything with data_ptr(), dim(), size(i), stride(i) and dtype_name ("f32", "f16", "bf16"),
+A tensor is anything with data_ptr(), dim(), size(i), stride(i) and dtype_name ("f32", "f16", "bf16", "e4m3"),
 axes [B, H, S, D]; View wraps a PyTorch tensor. The structures are those of tessera.h for LP64 targets; tests
 compare their offsets with the ones the C tests pin."""
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t
 from ctypes import c_uint32, c_uint64, c_void_p
 
-DTYPES = {None: 0, "f32": 1, "f16": 2, "bf16": 3, "f64": 4}
+DTYPES = {None: 0, "f32": 1, "f16": 2, "bf16": 3, "f64": 4, "e4m3": 5, "e5m2": 6}
 CAUSAL = {None: 0, "top-left": 1, "bottom-right": 2}
 HOST, CUDA, HIP = 0, 1, 2
 FORWARD, BACKWARD = 1, 2
@@ -81,7 +81,8 @@ class View:
     def __init__(self, tensor):
         self.tensor = tensor
         self.dtype_name = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16",
-                           "torch.float64": "f64"}[str(tensor.dtype)]
+                           "torch.float64": "f64", "torch.float8_e4m3fn": "e4m3",
+                           "torch.float8_e5m2": "e5m2"}[str(tensor.dtype)]
         self.data_ptr, self.dim = tensor.data_ptr, tensor.dim
         self.size, self.stride = tensor.size, tensor.stride
 
@@ -142,18 +143,20 @@ class Library:
 
 class Plan:
     """One problem on given tensors. inputs: q, k, v, o, and for a backward pass also lse, dout, dq, dk,
-    dv; lse may be given to a forward plan too. allocate(bytes) returns memory with data_ptr() for the
+    dv; lse may be given to a forward plan too, and 8-bit tensors have q_scale, k_scale, v_scale, [B, H, n], of
+    scale_rows rows each (of queries, of keys; 0: all). allocate(bytes) returns memory with data_ptr() for the
     workspace, aligned to 64 bytes. fields, pointers: more of tsr_problem and of tsr_args, by name, after what
     follows from the tensors."""
 
     def __init__(self, library, tensors, passes, allocate, *, device=(HOST, 0), causal=None,
-                 backend=None, kernel=None, scale=0.0, determinism=0, fields=None, pointers=None):
+                 backend=None, kernel=None, scale=0.0, determinism=0, scale_rows=(0, 0), fields=None,
+                 pointers=None):
         self.lib, self.tensors, self.handle = library, tensors, c_void_p()
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         p = Problem(struct_size=ctypes.sizeof(Problem), passes=passes, batch=q.size(0),
                     heads_q=q.size(1), heads_kv=k.size(1), seq_q=q.size(2), seq_k=k.size(2),
                     dim_qk=q.size(3), dim_v=v.size(3), scale=scale, causal=CAUSAL[causal],
-                    determinism=determinism)
+                    determinism=determinism, scale_rows_q=scale_rows[0], scale_rows_k=scale_rows[1])
         for name, tensor in tensors.items():
             setattr(p, name, layout_of(tensor))
         for name, value in (fields or {}).items():
@@ -171,8 +174,8 @@ class Plan:
         size = c_size_t()
         self.lib.check(self.lib.c.tsr_plan_workspace_size(self.handle, which, byref(size)))
         args = Args(struct_size=ctypes.sizeof(Args))
-        for name in ("q", "k", "v", "o", "lse") + (("dout", "dq", "dk", "dv") if which == BACKWARD
-                                                    else ()):
+        gradients = ("dout", "dq", "dk", "dv") if which == BACKWARD else ()
+        for name in ("q", "k", "v", "q_scale", "k_scale", "v_scale", "o", "lse") + gradients:
             if name in self.tensors:
                 setattr(args, name, self.tensors[name].data_ptr())
         for name, value in self.pointers.items():

@@ -45,10 +45,16 @@ enum : uint32_t {
   kVectorDv = 128
 };
 
+// Bytes of an element of Q, K, V, O or their gradients.
+inline int64_t element_bytes(tsr_dtype dtype) {
+  const bool byte = dtype == TSR_DTYPE_F8_E4M3 || dtype == TSR_DTYPE_F8_E5M2 || dtype == TSR_DTYPE_I8;
+  return dtype == TSR_DTYPE_F32 ? 4 : byte ? 1 : 2;
+}
+
 // Whether rows of `columns` elements of a tensor can be moved 16 bytes at a time: unit last stride and
 // every row begin a multiple of 16 bytes, for the pointer as promised by the layout's alignment.
 inline bool layout_is_vector(const tsr_layout &layout, int64_t columns) {
-  const int64_t size = layout.dtype == TSR_DTYPE_F32 ? 4 : 2;
+  const int64_t size = element_bytes(layout.dtype);
   return layout.dtype != TSR_DTYPE_NONE && layout.alignment % 16 == 0 && layout.alignment > 0 &&
          layout.stride[3] == 1 && columns * size % 16 == 0 && layout.stride[0] * size % 16 == 0 &&
          layout.stride[1] * size % 16 == 0 && layout.stride[2] * size % 16 == 0;

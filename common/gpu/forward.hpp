@@ -387,8 +387,12 @@ struct Forward {
   // lane_sum: the lane's part of l. used: the row is one of the sequence.
   TSRI_DEVICE_MEMBER RowEnd end_row(const Call &call, int64_t h, float m, float lane_sum, float unit,
                                     bool used) {
+    return end_row_in(call, h, m, lane_sum, kAny ? 1.0f : call.p.scale, unit, used);
+  }
+  // natural: times m is natural.
+  TSRI_DEVICE_MEMBER RowEnd end_row_in(const Call &call, int64_t h, float m, float lane_sum, float natural,
+                                       float unit, bool used) {
     const tsr_problem &p = call.p;
-    const float natural = kAny ? 1.0f : p.scale; // of a score's unit
     float l = U::sum_con(lane_sum);
     // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
     if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();

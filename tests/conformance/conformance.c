@@ -26,7 +26,7 @@ bool conform_required(const char *backend, tsr_pass pass, const char *group, tsr
                                      : (1u << TSR_DTYPE_F32) | (1u << TSR_DTYPE_F16) |
                                            (1u << TSR_DTYPE_BF16);
     if (strcmp(rows[i].backend, backend) == 0 && rows[i].pass == pass &&
-        (strcmp(rows[i].group, "*") == 0 || strcmp(rows[i].group, group) == 0) &&
+        ((strcmp(rows[i].group, "*") == 0 && strcmp(group, "all8") != 0) || strcmp(rows[i].group, group) == 0) &&
         dtypes >> dtype & 1)
       return true;
   }

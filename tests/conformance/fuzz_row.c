@@ -134,6 +134,12 @@ static void draw_cache(dice *d, fuzz_row *f) {
   if (!chance(d, 12)) return;
   c->cache = (tsr_dtype)PICK(d, TSR_DTYPE_I8, TSR_DTYPE_I8, TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2);
   c->scale_rows = c->packed_k || c->left_k ? 1 : PICK(d, 1, 1, 0, 4, 16);
+  if (c->cache == TSR_DTYPE_F8_E4M3) {
+    c->q8 = chance(d, 60);
+    c->odd_scales = chance(d, 20);
+  }
+  if (c->q8) c->group = "all8"; /* for coverage.def */
+  if (c->q8) c->scale_rows = c->packed_q || c->packed_k || c->left_q || c->left_k ? 0 : PICK(d, 0, 0, 128, 1);
   c->forward_only = true;
 }
 
@@ -283,7 +289,9 @@ static const field fields[] = {
     FIELD(drop_seed, INTEGER),   FIELD(drop_offset, INTEGER), FIELD(mask, INTEGER),
     FIELD(mask_bits, INTEGER),   FIELD(mask_over, INTEGER),   FIELD(block_q, INTEGER),
     FIELD(block_k, INTEGER),     FIELD(block_over, INTEGER),  FIELD(special, INTEGER),
-    FIELD(cache, INTEGER),       FIELD(scale_rows, INTEGER),  FIELD(prefix, INTEGER),      FIELD(prefixes, ARRAY),      FIELD(window, INTEGER),
+    FIELD(q8, INTEGER),          FIELD(odd_scales, INTEGER),
+    FIELD(cache, INTEGER),       FIELD(scale_rows, INTEGER),  FIELD(prefix, INTEGER),
+    FIELD(prefixes, ARRAY),      FIELD(window, INTEGER),
     FIELD(left, INTEGER),        FIELD(right, INTEGER),       FIELD(causal, INTEGER),
     FIELD(diagonals, ARRAY),     FIELD(diagonal, INTEGER),    FIELD(dist, INTEGER),
     FIELD(offset_logit, REAL),   FIELD(amplitude, REAL),      FIELD(forward_only, INTEGER),

@@ -84,7 +84,9 @@ typedef struct tsr_case {
   uint32_t dtypes; /* bits 1 << tsr_dtype; 0: F32, F16, BF16 */
   tsr_dtype cache; /* I8, F8_E4M3 or F8_E5M2: of K and V, with scales that are powers of two, so that
                       their values are exact in every dtype; 0: as Q */
-  int64_t scale_rows; /* rows that share a scale, 0: all (of a page); 1 when packed or left padded */
+  bool q8;         /* with cache: Q too is of its type */
+  bool odd_scales; /* a third of the scales is negative, a third 0 */
+  int64_t scale_rows; /* rows that share a scale, 0: all (of a page); 0 or 1 when packed or left padded */
   bool o_f32;      /* F32 output whatever the inputs are */
   bool grad_f32;
   bool index_i64;

@@ -138,6 +138,7 @@ static void judge(const check *c, const tsr_setup *setup, tsr_output which, cons
       record_of(c, which >= TSR_OUTPUT_DQ ? TSR_PASS_BACKWARD : TSR_PASS_FORWARD);
   char reason[TEXT] = "";
   int64_t row;
+  if (c->row->q8) tsr_bound_add_operand(&bound, &error, which, c->row->cache);
   bound.max *= scale;
   bound.rms *= scale;
   r.output = tsr_output_name(which);

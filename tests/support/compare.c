@@ -11,6 +11,8 @@
 
 /* Probabilities below the smallest normal float32, 2^-126, may be taken for zero; a row has many. */
 #define FLUSHED 0x1p-120
+/* Of scores: products of 8-bit elements are added up with 14 bits at least. */
+#define SUMS8 0x1p-11
 
 /* Whether an element is not comparable as a number; *broken when the sides disagree. */
 static bool special(double x, double ref, tsr_dtype dtype, bool allow_nan, bool *broken) {
@@ -92,6 +94,14 @@ tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_out
   bound.max += FLUSHED;
   bound.rms += FLUSHED;
   return bound;
+}
+
+void tsr_bound_add_operand(tsr_bound *bound, const tsr_error *error, tsr_output output, tsr_dtype q) {
+  tsri_dtype_info info = tsri_dtype_describe(q);
+  bool scores = output == TSR_OUTPUT_LSE || output == TSR_OUTPUT_MAX_LOGIT;
+  if (!tsri_dtype_needs_scale(q)) return;
+  bound->max += scores ? SUMS8 * fmax(error->ref_max, 1) : info.max_slack * info.roundoff * error->ref_max;
+  bound->rms += scores ? SUMS8 * fmax(error->ref_rms, 1) : info.rms_slack * info.roundoff * error->ref_rms;
 }
 
 static double over(double error, double bound) {

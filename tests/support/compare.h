@@ -48,6 +48,9 @@ typedef struct tsr_bound {
 tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_output output,
                          tsr_dtype dtype, double scores);
 
+/* What 8-bit Q allows on top: probabilities are rounded to its type, and sums of its products keep fewer bits. */
+void tsr_bound_add_operand(tsr_bound *bound, const tsr_error *error, tsr_output output, tsr_dtype q);
+
 /* Largest finite magnitude, 0 without any. */
 double tsr_dense_largest(const tsr_dense *dense);
 

@@ -87,19 +87,26 @@ static int64_t scale_group(const tsr_case *row, int64_t s) {
   return page * 4096 + (row->scale_rows ? in / row->scale_rows : 0);
 }
 
-/* Values of K or V become multiples of their scales that the cache's type can hold. */
-static bool quantise(const tsr_case *row, tsr_dense *dense, tsr_dense *scale, uint64_t stream) {
+/* Values of Q, K or V become multiples of their scales that the cache's type can hold. packed: all sequences are
+ * rows of one tensor, so a scale of all rows is theirs together. */
+static bool quantise(const tsr_case *row, bool packed, tsr_dense *dense, tsr_dense *scale, uint64_t stream) {
   double largest = tsr_test_largest(row->cache);
   int64_t b, h, s, d;
   if (!tsr_dense_create(scale, dense->dim[0], dense->dim[1], dense->dim[2], 1)) return false;
   for (b = 0; b < dense->dim[0]; ++b)
     for (h = 0; h < dense->dim[1]; ++h)
       for (s = 0; s < dense->dim[2]; ++s) {
-        uint64_t n = (uint64_t)((b * dense->dim[1] + h) * 1048576 + scale_group(row, s));
+        int64_t part = packed && !row->scale_rows ? 0 : b;
+        uint64_t n = (uint64_t)((part * dense->dim[1] + h) * 1048576 + scale_group(row, s));
         int64_t exponent = tsr_test_integer(row->seed, stream, n, -3, 0);
         double unit = ldexp(row->cache == TSR_DTYPE_I8 ? 0.125 : 2, (int)exponent);
         double *x = tsr_dense_row(dense, b, h, s);
+        if (row->odd_scales && n % 3 > 0) unit = n % 3 == 1 ? -unit : 0;
         *tsr_dense_row(scale, b, h, s) = unit;
+        if (unit == 0) {
+          memset(x, 0, (size_t)dense->dim[3] * sizeof *x);
+          continue;
+        }
         for (d = 0; d < dense->dim[3]; ++d)
           x[d] = unit *
                  tsr_test_round(row->cache, fmax(-largest, fmin(largest, x[d] / unit)));
@@ -324,8 +331,9 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
     }
     inject(in);
     if (row->cache)
-      ok = quantise(row, &in->k, &in->k_scale, STREAM_SCALE) &&
-           quantise(row, &in->v, &in->v_scale, STREAM_SCALE + 1);
+      ok = quantise(row, row->packed_k, &in->k, &in->k_scale, STREAM_SCALE) &&
+           quantise(row, row->packed_k, &in->v, &in->v_scale, STREAM_SCALE + 1) &&
+           (!row->q8 || quantise(row, row->packed_q, &in->q, &in->q_scale, STREAM_SCALE + 2));
     repeat(row, &in->k, layout_k);
     repeat(row, &in->v, layout_v);
     if (ok && row->cache) {
@@ -344,7 +352,7 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
 
 void tsr_inputs_destroy(tsr_inputs *in) {
   tsr_dense *all[] = {&in->q,     &in->k,    &in->v,    &in->bias, &in->mask, &in->block_mask,
-                      &in->alibi, &in->sink, &in->dout, &in->dlse, &in->k_scale, &in->v_scale};
+                      &in->alibi, &in->sink, &in->dout, &in->dlse, &in->q_scale, &in->k_scale, &in->v_scale};
   size_t i;
   for (i = 0; i < sizeof all / sizeof all[0]; ++i) tsr_dense_destroy(all[i]);
   for (i = 0; i < TSR_OUTPUT_COUNT; ++i) tsr_dense_destroy(&in->initial[i]);

@@ -52,6 +52,7 @@ typedef struct tsr_inputs {
   tsr_dtype bias_dtype; /* of bias */
   tsr_lengths *q_len, *k_len; /* [batch] */
   tsr_dense q, k, v;
+  tsr_dense q_scale;                /* [B, Hq, Sq, 1] with row->q8; likewise */
   tsr_dense k_scale, v_scale;       /* [B, Hkv, Sk, 1] with row->cache; k and v are products with it */
   tsr_dense bias, mask, block_mask; /* broadcast axes have extent 1; NaN outside what is used */
   tsr_dense alibi, sink;            /* [1 or B, Hq, 1, 1] */

@@ -64,6 +64,7 @@ tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *le
   form.packed_q = form.packed_k = form.no_bound = form.index_i64 = form.mask_bits = false;
   form.lead = form.page_size = form.share = 0;
   form.cache = TSR_DTYPE_NONE; /* values are exact in every dtype */
+  form.q8 = false;
   form.scale_rows = 0;
   form.determinism = TSR_DETERMINISM_DEFAULT;
   form.no_lse = false; /* bounds want the size of the scores */
@@ -214,18 +215,20 @@ static void scatter(tsr_setup *s, tsr_buffer *buffer, bool queries, const tsr_de
       for (i = 0; i < l.len; ++i) {
         place p = queries ? place_q(s, b, l.left + i) : place_k(s, b, l.left + i);
         const double *x = tsr_dense_row(values, b, h, i);
-        for (d = 0; scale && d < values->dim[3]; ++d)
-          row[d] = x[d] / *tsr_dense_row(scale, b, h, i);
+        for (d = 0; scale && d < values->dim[3]; ++d) {
+          double unit = *tsr_dense_row(scale, b, h, i);
+          row[d] = unit != 0 ? x[d] / unit : 1; /* times 0, anything finite would do */
+        }
         tsr_buffer_write_row(buffer, p.b, h, p.s, scale ? row : x);
       }
   }
 }
 
-/* Scales of K or V: one per scale_rows rows of the tensor. */
-static bool make_scale(tsr_setup *s, tsr_buffer *buffer, const tsr_dense *scale,
+/* Scales of Q, or of K or V: one per scale_rows rows of the tensor. */
+static bool make_scale(tsr_setup *s, bool queries, tsr_buffer *buffer, const tsr_dense *scale,
                        tsr_layout *layout, const float **pointer) {
   const tsr_case *form = &s->form;
-  side r = side_of(s, false, form->heads_kv, 1);
+  side r = side_of(s, queries, queries ? form->heads_q : form->heads_kv, 1);
   int64_t rows = form->scale_rows, b, h, i;
   tsr_pattern pattern = form->layout;
   if (pattern != TSR_PATTERN_BSHD && pattern != TSR_PATTERN_BHSD_GAPS &&
@@ -236,16 +239,16 @@ static bool make_scale(tsr_setup *s, tsr_buffer *buffer, const tsr_dense *scale,
                             form->alignment))
     return false;
   for (b = 0; b < scale->dim[0]; ++b) {
-    tsr_lengths l = tsr_setup_lengths(s, false, b);
+    tsr_lengths l = tsr_setup_lengths(s, queries, b);
     for (h = 0; h < scale->dim[1]; ++h)
       for (i = 0; i < l.len; ++i) {
-        place p = place_k(s, b, l.left + i);
+        place p = queries ? place_q(s, b, l.left + i) : place_k(s, b, l.left + i);
         tsr_buffer_write_row(buffer, p.b, h, rows ? p.s / rows : 0, tsr_dense_row(scale, b, h, i));
       }
   }
   *layout = buffer->layout;
   *pointer = (const float *)tsr_buffer_data(buffer);
-  s->problem.scale_rows_k = rows;
+  *(queries ? &s->problem.scale_rows_q : &s->problem.scale_rows_k) = rows;
   return true;
 }
 
@@ -296,20 +299,21 @@ static bool make_inputs(tsr_setup *s) {
   tsr_problem *p = &s->problem;
   tsr_dtype cache = form->cache ? form->cache : s->dtype;
   bool ok;
-  ok = make_side(s, &s->q, true, form->heads_q, form->dim_qk, s->dtype,
+  ok = make_side(s, &s->q, true, form->heads_q, form->dim_qk, form->q8 ? cache : s->dtype,
                  pattern_of(form, form->layout_q)) &&
        make_side(s, &s->k, false, form->heads_kv, form->dim_qk, cache,
                  pattern_of(form, form->layout_k)) &&
        make_side(s, &s->v, false, form->heads_kv, in->v.dim[3], cache,
                  pattern_of(form, form->layout_v));
   if (!ok) return false;
-  scatter(s, &s->q, true, &in->q, NULL);
+  scatter(s, &s->q, true, &in->q, form->q8 ? &in->q_scale : NULL);
   scatter(s, &s->k, false, &in->k, form->cache ? &in->k_scale : NULL);
   scatter(s, &s->v, false, &in->v, form->cache ? &in->v_scale : NULL);
   if (form->cache &&
-      !(make_scale(s, &s->k_scale, &in->k_scale, &p->k_scale, &s->args.k_scale) &&
-        make_scale(s, &s->v_scale, &in->v_scale, &p->v_scale, &s->args.v_scale)))
+      !(make_scale(s, false, &s->k_scale, &in->k_scale, &p->k_scale, &s->args.k_scale) &&
+        make_scale(s, false, &s->v_scale, &in->v_scale, &p->v_scale, &s->args.v_scale)))
     return false;
+  if (form->q8 && !make_scale(s, true, &s->q_scale, &in->q_scale, &p->q_scale, &s->args.q_scale)) return false;
   p->q = s->q.layout, p->k = s->k.layout, p->v = s->v.layout;
   s->args.q = tsr_buffer_data(&s->q);
   s->args.k = tsr_buffer_data(&s->k);

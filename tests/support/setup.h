@@ -44,7 +44,7 @@ typedef struct tsr_setup {
   uint32_t passes;
   tsr_problem problem;
   tsr_args args;
-  tsr_buffer q, k, v, k_scale, v_scale, bias, mask, block_mask, dout, dlse;
+  tsr_buffer q, k, v, q_scale, k_scale, v_scale, bias, mask, block_mask, dout, dlse;
   tsr_buffer out[TSR_OUTPUT_COUNT];
   tsr_block vector[TSR_VECTOR_COUNT];
   tsr_block workspace;

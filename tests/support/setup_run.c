@@ -123,7 +123,7 @@ tsr_status tsr_setup_settle(tsr_setup *s) {
     const char *name;
     const tsr_buffer *buffer;
   } inputs[] = {{"q", &s->q},          {"k", &s->k},           {"v", &s->v},
-                {"k_scale", &s->k_scale}, {"v_scale", &s->v_scale}, {"bias", &s->bias},
+                {"q_scale", &s->q_scale}, {"k_scale", &s->k_scale}, {"v_scale", &s->v_scale}, {"bias", &s->bias},
                 {"mask", &s->mask},    {"block_mask", &s->block_mask}, {"dout", &s->dout},
                 {"dlse", &s->dlse}};
   const tsr_gpu *gpu;
@@ -271,7 +271,7 @@ void tsr_results_destroy(tsr_results *results) {
 }
 
 void tsr_setup_destroy(tsr_setup *s) {
-  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->k_scale, &s->v_scale,
+  tsr_buffer *inputs[] = {&s->q,    &s->k,    &s->v,          &s->q_scale, &s->k_scale, &s->v_scale,
                           &s->bias, &s->mask, &s->block_mask, &s->dout,    &s->dlse};
   size_t i;
   for (i = 0; i < sizeof inputs / sizeof inputs[0]; ++i) tsr_buffer_destroy(inputs[i]);

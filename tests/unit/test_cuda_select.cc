@@ -147,6 +147,43 @@ Test(cuda_select, every_dimension_is_taken) {
   }
 }
 
+// Q, K and V of 8 bits: on 9.0 alone, O of any type, and scales that tiles of keys can follow.
+Test(cuda_select, tensors_of_8_bits) {
+  tsr_problem p = problem_of(2, 8, 2, 1024, 1024, 128, 128);
+  p.q.dtype = p.k.dtype = p.v.dtype = TSR_DTYPE_F8_E4M3;
+  p.q_scale = p.k_scale = p.v_scale = layout_of(TSR_DTYPE_F32, 0);
+  for (tsr_dtype o : {TSR_DTYPE_F16, TSR_DTYPE_BF16, TSR_DTYPE_F32}) {
+    p.o.dtype = o;
+    expect_row(h200, p, "fwd_e4m3_d128_edge__sm90_");
+  }
+  for (const DeviceFacts &device : kDevices)
+    if (device.arch != 90) expect_refused(device, p, "this kernel needs 9.0");
+  p.scale_rows_q = 1;
+  p.scale_rows_k = 256;
+  expect_row(h200, p, "fwd_e4m3_d128_edge__sm90_");
+  p.scale_rows_k = 64;
+  expect_refused(h200, p, "scale_rows_k is 64; this kernel takes multiples of 128, or 0");
+  p.scale_rows_k = 4096; // one for all
+  expect_row(h200, p, "fwd_e4m3_d128_edge__sm90_");
+  p.scale_rows_k = 128;
+  p.arrays = TSR_ARRAY_CU_K;
+  p.total_k = 2000;
+  expect_refused(h200, p, "scale_rows_k is 128 and keys are packed; this kernel takes 0 there");
+  p.arrays = TSR_ARRAY_LEFT_PAD_K;
+  p.total_k = 0;
+  expect_refused(h200, p, "scale_rows_k is 128 and keys are padded on the left");
+  p.scale_rows_k = 0;
+  expect_row(h200, p, "fwd_e4m3_d128_edge__sm90_");
+  p.softcap = 20;
+  expect_refused(h200, p, "the problem uses a softcap");
+  p.softcap = 0;
+  p.dim_qk = 120; // bytes of a row
+  expect_refused(h200, p, "q has rows that do not begin and end at multiples of 16 bytes");
+  p.dim_qk = 128;
+  p.q.dtype = p.k.dtype = p.v.dtype = TSR_DTYPE_F8_E5M2;
+  expect_refused(h200, p, "float8_e5m2, float8_e5m2, float8_e5m2; this kernel takes float8_e4m3");
+}
+
 int64_t multiply(int64_t a, int64_t b, int64_t c, int64_t d) { return a * b * c * d; }
 
 // A block for each piece of work; where blocks stay, no more than there are pieces, and none only for none.

@@ -20,7 +20,7 @@ struct EmulatedMap {
   const unsigned char *base;
   int64_t extent[4];
   int64_t stride_bytes[4];
-  int32_t rows; // of the box, whose columns are 64
+  int32_t rows; // of the box, whose columns are 128 bytes
   int32_t element_bytes;
 };
 static_assert(sizeof(EmulatedMap) <= sizeof(TensorMap), "fits the place of the device's own");
@@ -97,7 +97,7 @@ inline void emulated_land(const EmulatedLoad &load) {
   const EmulatedMap &map = load.map;
   const int32_t size = map.element_bytes;
   for (int r = 0; r < map.rows; ++r)
-    for (int c = 0; c < 64; ++c) {
+    for (int c = 0; c < 128 / size; ++c) {
       const int64_t at[4] = {load.at[0] + c, load.at[1] + r, load.at[2], load.at[3]};
       const unsigned char *from = map.base;
       bool inside = true;
@@ -105,15 +105,15 @@ inline void emulated_land(const EmulatedLoad &load) {
         inside = inside && at[d] >= 0 && at[d] < map.extent[d];
         from += at[d] * map.stride_bytes[d];
       }
-      const uint32_t chunk = static_cast<uint32_t>((c / 8) ^ (r & 7));
+      const uint32_t chunk = static_cast<uint32_t>((c * size / 16) ^ (r & 7));
       unsigned char *to = &shared_at<unsigned char>(load.to + static_cast<uint32_t>(r) * 128 + chunk * 16 +
-                                                    static_cast<uint32_t>(c % 8 * size));
+                                                    static_cast<uint32_t>(c * size % 16));
       if (inside)
         memcpy(to, from, static_cast<size_t>(size));
       else
         memset(to, 0, static_cast<size_t>(size));
     }
-  emulated_missing_bytes(load.barrier) -= static_cast<int64_t>(map.rows) * 64 * size;
+  emulated_missing_bytes(load.barrier) -= static_cast<int64_t>(map.rows) * 128;
 }
 
 struct EmulatedWait {

@@ -171,7 +171,8 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
                       const Visits &visits, const Cut &cut) {
   if (cut.blocks == 0) return 0;
   const double scores = static_cast<double>(row.tile_q) * row.tile_k;
-  const double products = 2 * scores * (row.dim_qk + row.dim_v) / device_flops(facts.arch);
+  const double products = 2 * scores * (row.dim_qk + row.dim_v) /
+                          (device_flops(facts.arch) * 2 / static_cast<double>(tsri_dtype_bytes(row.dtype)));
   const bool beside = row.engine.blocks > 1;
   // Few keys to a product use shared memory less well.
   const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +

@@ -88,12 +88,13 @@ int32_t engine_box_k(const Row &row, const tsr_problem &p) {
 
 bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
-  TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {2, 0, 0, 0}, box_rows};
+  TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {0, 0, 0, 0}, box_rows};
+  const int64_t bytes = gpu::element_bytes(layout.dtype);
   // Of nothing there is no map, and nobody asks for it.
   for (int d = 0; d < 4; ++d)
     if (box.extent[d] == 0) return true;
   // Of a dimension with one index the stride is never used, but has to be a legal one.
-  for (int d = 1; d < 4; ++d) box.stride[d] = box.extent[d] > 1 ? 2 * layout.stride[3 - d] : 16;
+  for (int d = 1; d < 4; ++d) box.stride[d] = box.extent[d] > 1 ? bytes * layout.stride[3 - d] : 16;
   return runtime_tensor_map(box, map, why);
 }
 

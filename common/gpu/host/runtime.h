@@ -39,7 +39,8 @@ bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes
 // Whether a prepared function's code on the device can wait for what precedes it, as Launch::early asks.
 bool runtime_starts_early(int32_t device, const void *function);
 bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why);
-// Encodes where the copy engine finds a tensor of 16-bit elements: boxes of `rows` rows and 64 columns, swizzled.
+// Encodes where the copy engine finds a tensor of 16-bit or 8-bit elements: boxes of `rows` rows of 128 bytes,
+// swizzled.
 // Extents and strides by column, row, head, batch; strides in bytes, the first of them not used.
 struct TensorBox {
   const void *base;

@@ -101,7 +101,8 @@ bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (p.q.dtype != row.dtype || p.k.dtype != row.dtype || p.v.dtype != row.dtype)
     return refuse(why, "q, k, v are %s, %s, %s; this kernel takes %s", dtype_name(p.q.dtype),
                   dtype_name(p.k.dtype), dtype_name(p.v.dtype), dtype_name(row.dtype));
-  if (p.o.dtype != row.dtype && p.o.dtype != TSR_DTYPE_F32)
+  // 8-bit results have no scale, so validation lets o be of 16 or 32 bits there.
+  if (!tsri_dtype_needs_scale(row.dtype) && p.o.dtype != row.dtype && p.o.dtype != TSR_DTYPE_F32)
     return refuse(why, "o is %s; this kernel writes %s or float32", dtype_name(p.o.dtype),
                   dtype_name(row.dtype));
   return true;
@@ -116,6 +117,7 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
   if (row.family == Family::kBackward)
     known = (row.any ? known | kBackwardAnyFeatures : known & ~kBackwardNotEdge) | kBackwardFeatures;
   if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
+  if (tsri_dtype_needs_scale(row.dtype)) known |= TSR_FEATURE_SCALES;
   const uint32_t unknown = problem.features & ~known;
   if (!unknown) return true;
   size_t used = 0;
@@ -219,6 +221,21 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
   return takes_scale(row, p, why);
+}
+
+// Rows of 8-bit elements take one scale of keys and one of values for a tile of keys; queries have one each.
+bool takes_scales(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (!tsri_dtype_needs_scale(row.dtype)) return true;
+  const bool packed = p.arrays & TSR_ARRAY_CU_K;
+  if (p.scale_rows_k == 0 || p.scale_rows_k >= (packed ? p.total_k : p.seq_k)) return true;
+  if (p.scale_rows_k % row.tile_k != 0)
+    return refuse(why, "scale_rows_k is %lld; this kernel takes multiples of %d, or 0",
+                  static_cast<long long>(p.scale_rows_k), static_cast<int>(row.tile_k));
+  // Tiles begin where the used keys of a sequence do, blocks of scales at row 0 of the tensor.
+  if (packed || p.arrays & TSR_ARRAY_LEFT_PAD_K)
+    return refuse(why, "scale_rows_k is %lld and keys are %s; this kernel takes 0 there",
+                  static_cast<long long>(p.scale_rows_k), packed ? "packed" : "padded on the left");
+  return true;
 }
 
 // Fails where the launch would not fit the device's numbering.
@@ -346,7 +363,8 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
   memset(choice, 0, sizeof *choice);
   if (!takes_device(facts, row, why) || !takes_dtypes(row, problem.p, why) ||
       !takes_features(row, problem, why) || !takes_sizes(row, problem.p, why) ||
-      !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why))
+      !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why) ||
+      !takes_scales(row, problem.p, why))
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
   const int64_t workspace = row.family == Family::kBackward

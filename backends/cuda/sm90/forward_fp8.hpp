@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward of compute capability 9.0 on 8-bit elements (E4M3) with scales. Blocks, work lists, masks and rows are
+// those of forward.hpp; what 8 bits change:
+//
+//   V    is turned by two warps, see turn_fp8.hpp; columns of O come out in another order, and are stored accordingly.
+//   P    is converted, see fold_fp8.hpp.
+//   O    A product of 8-bit elements keeps about 14 bits of a sum, whatever the accumulator has. So each tile's
+//        P V has accumulators of its own, and float32 adds them up, times the tile's scale of V.
+//
+// With accumulators for O twice there is no room for the scores of a second tile, so products of one warpgroup and
+// exponentials of others overlap.
+#ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_FP8_HPP_
+#define TESSERA_BACKENDS_CUDA_SM90_FORWARD_FP8_HPP_
+
+#include "backends/cuda/sm90/forward.hpp"
+#include "backends/cuda/sm90/fold_fp8.hpp"
+#include "backends/cuda/sm90/instructions_fp8.hpp"
+#include "backends/cuda/sm90/turn_fp8.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// The lists and barriers of queries come from a forward of the same tiles on 16-bit elements.
+template <int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages>
+struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, kStagesQ, 1, false> {
+  using Base = EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, kStagesQ, 1, false>;
+  using Args = EngineForwardArgs;
+  using Rows = typename Base::Rows;
+  using State = typename Base::State;
+  using Scores = typename Base::Scores;
+  using FullTiles = typename Base::FullTiles;
+  using U = typename Base::U;
+  using Fold = FoldFp8<U, Rows>;
+  using Base::kFullQ, Base::kEmptyQ, Base::kGroups, Base::kItems, Base::kMostItems, Base::kThreads, Base::kTileK,
+      Base::kTileQ, Base::kList;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kSteps = kTileK / 32; // of 32 keys
+  static constexpr int kPart = min_of(kDv, 128); // columns of O that are made at a time
+  using Part = typename U::Acc[kPart / 16];
+  static_assert(kTileK % 32 == 0 && kDqk % 32 == 0 && kDv % 64 == 0 && kDv % kPart == 0, "whole products");
+
+  // Pieces of 128 columns, or of 128 keys where V is turned.
+  static constexpr uint32_t kPieceQ = 64 * 128, kPieceK = kTileK * 128, kPieceT = kDv * 128;
+  static constexpr uint32_t kBytesQ = ceil_div(kDqk, 128) * kPieceQ;
+  static constexpr uint32_t kBytesK = ceil_div(kDqk, 128) * kPieceK;
+  static constexpr uint32_t kBytesV = ceil_div(kDv, 128) * kPieceK;
+  static constexpr uint32_t kBytesT = ceil_div(kTileK, 128) * kPieceT;
+  static constexpr int kStagesV = kDv > 128 ? 1 : 2; // of V as it comes; kStages of it turned
+
+  static constexpr uint32_t kFullK = ceil_div(kItems + kMostItems * sizeof(WorkItem), 16) * 16;
+  static constexpr uint32_t kEmptyK = kFullK + 8 * kStages;
+  static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStagesV;
+  static constexpr uint32_t kFullT = kEmptyV + 8 * kStagesV, kEmptyT = kFullT + 8 * kStages;
+  static constexpr uint32_t kScales = kEmptyT + 8 * kStages; // of a stage's keys and of its values
+  static constexpr uint32_t kKeys = kScales + 8 * kStages; // from the first of a tile of values on
+  static constexpr uint32_t kUnits = ceil_div(kKeys + 4 * kStagesV, 16) * 16; // of rows, see store_units
+  static constexpr uint32_t kFull = kUnits + 4 * kTileQ;                         // FullTiles of warps
+  static constexpr uint32_t kQ = ceil_div(kFull + 8 * 4 * kGroups, 1024) * 1024;
+  static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
+  static constexpr uint32_t kV = kK + kStages * kBytesK;
+  static constexpr uint32_t kT = kV + kStagesV * kBytesV;
+  static constexpr uint32_t kSharedBytes = kT + kStages * kBytesT;
+  static_assert(kSharedBytes <= kMostShared, "what a block can have");
+
+  static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kMultiplyRegisters =
+      min_of((kEvenRegisters * (kGroups + 1) - kLoadRegisters) / kGroups / 8 * 8, 240);
+  static constexpr int kTurners = 2; // warps that turn V
+  using Turn = TurnFp8<kTileK, kDv, kTurners>;
+
+  struct TileScales {
+    float k, v;
+  };
+  // Use number `n` of a ring of barriers that begins at `ring`; a buffer is empty from the start.
+  template <int kSlots>
+  TSRI_DEVICE_MEMBER void wait_full(uint32_t ring, uint32_t n) {
+    phase_wait(ring + 8 * Base::template slot_of<kSlots>(n), Base::template parity_of<kSlots>(n));
+  }
+  template <int kSlots>
+  TSRI_DEVICE_MEMBER void wait_empty(uint32_t ring, uint32_t n) {
+    phase_wait(ring + 8 * Base::template slot_of<kSlots>(n), Base::template parity_of<kSlots>(n) ^ 1);
+  }
+  TSRI_DEVICE_MEMBER uint32_t slot(uint32_t n) { return n % kStages; }
+  TSRI_DEVICE_MEMBER uint32_t slot_v(uint32_t n) { return n % kStagesV; }
+
+  // ---------------------------------------------------------------------------------- loading
+
+  // The scale of row `row` of a tensor; packed and broadcast axes have strides of 0.
+  TSRI_DEVICE_MEMBER float scale_at(const tsr_layout &layout, const float *scales, int64_t rows_each, int32_t b,
+                                    int32_t h, int32_t row) {
+    const int64_t at = rows_each > 0 ? row / rows_each : 0;
+    return load_global<float>(scales + tsri_row_offset(layout.stride, b, h, at));
+  }
+
+  template <uint32_t kBytes, uint32_t kPiece>
+  TSRI_DEVICE_MEMBER void load_boxes(uint32_t to, const TensorMap &map, uint32_t full, int32_t row, int32_t head,
+                                     int32_t batch) {
+    phase_expect(full, kBytes);
+    TSRI_UNROLL
+    for (uint32_t piece = 0; piece < kBytes / kPiece; ++piece)
+      tensor_load(to + piece * kPiece, map, full, static_cast<int32_t>(128 * piece), row, head, batch);
+  }
+
+  // Keys, values and their scales, by one thread. The scales are there when the keys are, and with values how many
+  // keys of the sequence there are from the tile's first on.
+  TSRI_DEVICE_MEMBER void load_keys(const Args &args) {
+    const Call &call = args.forward.call;
+    uint32_t t = 0;
+    for (int i = 0; i < Base::items(); ++i) {
+      const WorkItem &item = Base::item_at(i);
+      TSRI_NO_UNROLL
+      for (int32_t n = 0; n < item.tiles.count; ++n, ++t) {
+        const int32_t row = item.k_begin + KeyTiles::at(item.tiles, n) * kTileK;
+        const TileScales scales = {
+            scale_at(call.p.k_scale, call.a.k_scale, call.p.scale_rows_k, item.b, item.k_head, row),
+            scale_at(call.p.v_scale, call.a.v_scale, call.p.scale_rows_k, item.b, item.k_head, row)};
+        wait_empty<kStages>(kEmptyK, t);
+        wait_empty<kStages>(kEmptyT, t); // whose readers read the scale too
+        shared_at<TileScales>(kScales + 8 * slot(t)) = scales;
+        load_boxes<kBytesK, kPieceK>(kK + slot(t) * kBytesK, args.k, kFullK + 8 * slot(t), row, item.k_head,
+                                     item.k_batch);
+        wait_empty<kStagesV>(kEmptyV, t);
+        shared_at<int32_t>(kKeys + 4 * slot_v(t)) = item.keys - KeyTiles::at(item.tiles, n) * kTileK;
+        load_boxes<kBytesV, kPieceK>(kV + slot_v(t) * kBytesV, args.v, kFullV + 8 * slot_v(t), row, item.k_head,
+                                     item.k_batch);
+      }
+    }
+  }
+
+  TSRI_DEVICE_MEMBER void load_queries(const Args &args) {
+    for (int i = 0; i < Base::items(); ++i) {
+      const WorkItem &item = Base::item_at(i);
+      TSRI_NO_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        const uint32_t buffer = Base::q_buffer(i, group);
+        phase_wait(kEmptyQ + 8 * buffer,
+                   Base::template parity_of<kStagesQ>(static_cast<uint32_t>(i)) ^ 1);
+        load_boxes<kBytesQ, kPieceQ>(kQ + buffer * kBytesQ, args.q, kFullQ + 8 * buffer,
+                                     item.slot_begin + item.row0 + 64 * group, item.h, item.q_batch);
+      }
+    }
+  }
+
+  // --------------------------------------------------------------------------------- turning V
+
+  TSRI_DEVICE_MEMBER void turn_values(int warp) {
+    uint32_t count = 0;
+    for (int i = 0; i < Base::items(); ++i) count += static_cast<uint32_t>(Base::item_at(i).tiles.count);
+    TSRI_NO_UNROLL
+    for (uint32_t t = 0; t < count; ++t) {
+      wait_empty<kStages>(kEmptyT, t);
+      wait_full<kStagesV>(kFullV, t);
+      const int32_t keys = shared_at<int32_t>(kKeys + 4 * slot_v(t));
+      if (keys < kTileK)
+        Turn::template turn_tile<true>(kV + slot_v(t) * kBytesV, kT + slot(t) * kBytesT, warp, keys);
+      else
+        Turn::template turn_tile<false>(kV + slot_v(t) * kBytesV, kT + slot(t) * kBytesT, warp, keys);
+      fence_async();
+      sync_wave();
+      if (thread_index() % 32 == 0) {
+        phase_arrive(kFullT + 8 * slot(t));
+        phase_arrive(kEmptyV + 8 * slot_v(t));
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------ multiplying
+
+  TSRI_DEVICE_MEMBER void multiply_keys(Scores &s, MatrixTile q, MatrixTile k) {
+    q = matrix_fresh(q);
+    k = matrix_fresh(k);
+    matrix_begin();
+    TSRI_UNROLL
+    for (int t = 0; t < kDqk / 32; ++t)
+      product_e4m3(s[0], matrix_at(q, t / 4 * kPieceQ + t % 4 * 32), matrix_at(k, t / 4 * kPieceK + t % 4 * 32),
+                   t > 0);
+    matrix_commit();
+  }
+  TSRI_DEVICE_MEMBER void multiply_values(Part &part, const uint32_t (&p)[kSteps][4], MatrixTile v) {
+    v = matrix_fresh(v);
+    matrix_begin();
+    TSRI_UNROLL
+    for (int c = 0; c < kSteps; ++c)
+      product_e4m3_registers(part, p[c], matrix_at(v, c / 4 * kPieceT + c % 4 * 32), c > 0);
+    matrix_commit();
+  }
+
+  // O += scale * part, columns from 16 `first` on.
+  TSRI_DEVICE_MEMBER void add_part(State &state, const Part &part, int first, float scale) {
+    TSRI_UNROLL
+    for (int o = 0; o < kPart / 16; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        float &x = state.out[0][first + o].x[e];
+        x = multiply_add(part[o].x[e], scale, x);
+      }
+  }
+
+  // Factors from products to base two, of the warp's rows, in shared memory; rows beyond the tensor are not used.
+  TSRI_DEVICE_MEMBER void store_units(const Args &args, const WorkItem &item) {
+    const Call &call = args.forward.call;
+    const int lane = thread_index() & 31;
+    if (lane < 16) {
+      const int32_t row = smaller(item.row0 + Rows::wave_row() + lane, item.slot_len - 1);
+      shared_at<float>(kUnits + static_cast<uint32_t>(Rows::wave_row() + lane) * 4) =
+          Base::unit_of(args) *
+          scale_at(call.p.q_scale, call.a.q_scale, call.p.scale_rows_q, item.b, item.h, item.slot_begin + row);
+    }
+    sync_wave();
+  }
+  // Of the lane's rows, against keys of a scale.
+  TSRI_DEVICE_MEMBER void load_units(float (&unit)[2], float scale) {
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r)
+      unit[r] = shared_at<float>(kUnits + static_cast<uint32_t>(Rows::wave_row() + U::free_of(r)) * 4) * scale;
+  }
+
+  // By every warp for itself: products end for a warpgroup together, but its warps read scales on their own.
+  TSRI_DEVICE_MEMBER void release_warp(uint32_t empty, int thread) {
+    if (thread % 32 == 0) phase_arrive(empty);
+  }
+
+  // The begin of piece i.
+  TSRI_DEVICE_MEMBER void start_item(const Args &args, State &state, int i, int thread) {
+    shared_at<FullTiles>(kFull + static_cast<uint32_t>(thread / 32) * 8) = Base::start_rows(Base::item_at(i));
+    store_units(args, Base::item_at(i));
+    Base::start_state(state);
+    phase_wait(kFullQ + 8 * Base::q_buffer(i, thread / kWarpgroup),
+               Base::template parity_of<kStagesQ>(static_cast<uint32_t>(i)));
+  }
+
+  // Scores of tile number t, of piece i.
+  TSRI_DEVICE_MEMBER void start_scores(Scores &s, int i, uint32_t t, int group) {
+    wait_full<kStages>(kFullK, t);
+    multiply_keys(s, matrix_tile(kQ + Base::q_buffer(i, group) * kBytesQ, 16), matrix_tile(kK + slot(t) * kBytesK, 16));
+  }
+
+  // Scores of tile number t to probabilities, when they are there; with it `left` tiles of piece i are left.
+  TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, int i, int32_t left, uint32_t t, int thread) {
+    float unit[2];
+    load_units(unit, shared_at<TileScales>(kScales + 8 * slot(t)).k);
+    matrix_wait<0>();
+    matrix_pin(s[0]);
+    release_warp(kEmptyK + 8 * slot(t), thread);
+    if (left == 1) Base::release(kEmptyQ + 8 * Base::q_buffer(i, thread / kWarpgroup), thread);
+    const FullTiles full = shared_at<FullTiles>(kFull + static_cast<uint32_t>(thread / 32) * 8);
+    if (left > full.from || left <= full.to)
+      Rows::mask_scores(s, Base::item_at(i).prefix, Base::first_key(Base::item_at(i), left));
+    Fold::find_maxima(state, s, unit);
+    Fold::exponentiate(state, s, unit);
+  }
+
+  TSRI_DEVICE_MEMBER MatrixTile turned_tile(uint32_t t, int column) {
+    return matrix_tile(kT + slot(t) * kBytesT + static_cast<uint32_t>(column) * 128, 16);
+  }
+  // Values of tile number t, all columns of them, until they are in O.
+  TSRI_DEVICE_MEMBER void fold_values(State &state, Part &part, const uint32_t (&p)[kSteps][4], uint32_t t,
+                                      int thread) {
+    wait_full<kStages>(kFullT, t);
+    const float scale = shared_at<TileScales>(kScales + 8 * slot(t)).v;
+    TSRI_UNROLL
+    for (int column = 0; column < kDv; column += kPart) {
+      multiply_values(part, p, turned_tile(t, column));
+      matrix_wait<0>();
+      matrix_pin(part);
+      if (column + kPart == kDv) release_warp(kEmptyT + 8 * slot(t), thread);
+      add_part(state, part, column / 16, scale);
+    }
+  }
+
+  // One tile after the other: registers hold the scores of a tile or what its values add to O.
+  TSRI_DEVICE_MEMBER void multiply_all(const Args &args) {
+    State state;
+    Scores s;
+    Part part;
+    uint32_t p[kSteps][4];
+    uint32_t t = 0; // number of the tile
+    TSRI_NO_UNROLL
+    for (int i = 0; i < Base::items(); ++i) {
+      start_item(args, state, i, thread_index());
+      TSRI_NO_UNROLL
+      for (int32_t left = Base::item_at(i).tiles.count; left > 0; --left, ++t) {
+        const int thread = thread_index(); // read again for every tile: registers are few
+        start_scores(s, i, t, thread / kWarpgroup);
+        fold(state, s, i, left, t, thread);
+        Fold::pack(p, s);
+        fold_values(state, part, p, t, thread);
+      }
+      finish(args.forward.call, state, Base::item_at(i));
+    }
+  }
+
+  // ---------------------------------------------------------------------------------- finishing
+
+  // Four neighbouring columns 16 o + 4 q of a row, see above.
+  TSRI_DEVICE_MEMBER void store_row(const Call &call, const State &state, const WorkItem &item, int r) {
+    const int row = Rows::wave_row() + U::free_of(r), q = thread_index() & 3;
+    if (row >= item.slot_len - item.row0) return;
+    const int64_t at = item.o_at + row * call.p.o.stride[2] + 4 * q;
+    TSRI_UNROLL
+    for (int o = 0; o < Rows::kOut; ++o) {
+      const float(&x)[8] = state.out[0][o].x;
+      const float y[4] = {x[2 * r], x[2 * r + 4], x[2 * r + 1], x[2 * r + 5]};
+      if (16 * o >= call.p.dim_v) break;
+      if (call.p.o.dtype == TSR_DTYPE_F32)
+        *reinterpret_cast<Quad *>(static_cast<float *>(call.a.o) + at + 16 * o) = Quad{{y[0], y[1], y[2], y[3]}};
+      else if (call.p.o.dtype == TSR_DTYPE_F16)
+        *reinterpret_cast<Words *>(static_cast<Half *>(call.a.o) + at + 16 * o) =
+            Words{{Half::pack(y[0], y[1]), Half::pack(y[2], y[3])}};
+      else
+        *reinterpret_cast<Words *>(static_cast<BFloat16 *>(call.a.o) + at + 16 * o) =
+            Words{{BFloat16::pack(y[0], y[1]), BFloat16::pack(y[2], y[3])}};
+    }
+  }
+  struct alignas(16) Quad {
+    float x[4];
+  };
+  struct alignas(8) Words {
+    uint32_t w[2];
+  };
+
+  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item) {
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = Rows::wave_row() + U::free_of(r);
+      const bool used = static_cast<uint32_t>(item.i0 + row) < static_cast<uint32_t>(item.queries);
+      const typename Rows::RowEnd end =
+          Rows::end_row_in(call, item.h, Fold::reference_of(state.m[r]), state.l[r], static_cast<float>(TSRI_LN2),
+                           1.0f, used);
+      Rows::scale_row(state, r, end);
+      if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
+        call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
+      store_row(call, state, item, r);
+    }
+  }
+
+  // Pieces of work whose rows see nothing.
+  TSRI_DEVICE_MEMBER void finish_empty(const Call &call, int items) {
+    for (int i = 0; i < items; ++i) {
+      const WorkItem &item = Base::item_at(i);
+      if (item.b < 0 || item.tiles.count > 0) continue;
+      State state;
+      Base::start_state(state);
+      finish(call, state, item);
+    }
+  }
+
+  TSRI_DEVICE_MEMBER void make_barriers() {
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kStagesQ * kGroups; ++n) {
+      phase_init(kFullQ + 8 * n, 1);
+      phase_init(kEmptyQ + 8 * n, 1);
+    }
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kStages; ++n) {
+      phase_init(kFullK + 8 * n, 1);
+      phase_init(kEmptyK + 8 * n, 4 * kGroups);
+      phase_init(kFullT + 8 * n, kTurners);
+      phase_init(kEmptyT + 8 * n, 4 * kGroups);
+    }
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kStagesV; ++n) {
+      phase_init(kFullV + 8 * n, 1);
+      phase_init(kEmptyV + 8 * n, kTurners);
+    }
+    phase_init_done();
+  }
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    if (thread_index() == 0) {
+      tensor_prefetch(args.q);
+      tensor_prefetch(args.k);
+      tensor_prefetch(args.v);
+      make_barriers();
+      shared_at<WorkList>(kList).gaps = 0;
+    }
+    sync_block();
+    const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
+    sync_block();
+    if (shared_at<WorkList>(kList).gaps) {
+      if (thread_index() < kGroups * kWarpgroup) finish_empty(args.forward.call, found);
+      sync_block();
+      if (thread_index() < 32) close_gaps(kList, kItems, found);
+      sync_block();
+    }
+    if (thread_index() >= kGroups * kWarpgroup) {
+      fewer_registers<kLoadRegisters>();
+      const int warp = thread_index() / 32 - 4 * kGroups;
+      if (warp >= 4 - kTurners)
+        turn_values(warp - (4 - kTurners));
+      else if (thread_index() % 32 == 0 && warp == 0)
+        load_keys(args);
+      else if (thread_index() % 32 == 0)
+        load_queries(args);
+    } else {
+      more_registers<kMultiplyRegisters>();
+      multiply_all(args);
+    }
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM90_FORWARD_FP8_HPP_
