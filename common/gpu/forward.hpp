@@ -16,7 +16,7 @@
 #include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
-#include "common/gpu/staged.hpp"
+#include "common/gpu/turned.hpp"
 #include "common/gpu/tile.hpp"
 #include "common/gpu/work.hpp"
 
@@ -36,8 +36,8 @@ struct Forward {
   static constexpr int kOut = kDv / U::kCon; // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
-  // Staged: operands of two key tiles, and copies of a third; see staged.hpp.
-  static constexpr bool kStaged = Operands<U>::kStaged;
+  // Turned: operands of two key tiles, and copies of a third; see turned.hpp.
+  static constexpr bool kTurned = Operands<U>::kTurned;
   using TileQ = typename Operands<U>::template In<kTileQ, kDqk>;
   using TileK = typename Operands<U>::template In<kTileK, kDqk>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
@@ -53,19 +53,19 @@ struct Forward {
     Place place;
     RowSource k, v;   // not in registers: they are needed only where copies start,
     ScoreTerms terms; // and these, of kAny, only among scores
-    int32_t odd[2];   // staged: the last key tile of a stage whose values want a second look
+    int32_t odd[2];   // turned: the last key tile of a stage whose values want a second look
   };
   static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
   static constexpr uint32_t kK = kQ + TileQ::kBytes;
   static constexpr uint32_t kV = kK + kStages * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kStages * TileV::kBytes;
-  static constexpr uint32_t kCopyV = kCopyK + (kStaged ? CopyK::kBytes : 0);
-  static constexpr uint32_t kEnd = kCopyV + (kStaged ? CopyV::kBytes : 0);
+  static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
+  static constexpr uint32_t kEnd = kCopyV + (kTurned ? CopyV::kBytes : 0);
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + TileO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
-  static_assert(!kStaged || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
+  static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
 
   // What a wave carries from tile to tile.
@@ -205,14 +205,14 @@ struct Forward {
   }
 
   // out += P V of one tile.
-  // odd: of a tile with values that are not finite or nearly so; only staged tiles know.
+  // odd: of a tile with values that are not finite or nearly so; only turned tiles know.
   TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile, bool odd) {
     const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(v_tile);
     const auto load = [&s](typename U::P(&p)[kFree], int step) {
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
     };
-    if constexpr (kStaged) {
+    if constexpr (kTurned) {
       if (odd)
         recheck_values<U, TileV>(state.out, s, v_tile, ~0u >> (32 - kOut));
       else
@@ -228,14 +228,14 @@ struct Forward {
 
   // Start loading a tile of keys, or of values from `column` on, into a stage.
   TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
-    load_tile<E, CopyK, kThreads, kAny, kPaged>(kStaged ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
+    load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
   }
   TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
-    load_tile<E, CopyV, kThreads, kAny, kPaged>(kStaged ? kCopyV : kV + stage * TileV::kBytes, v, key0,
+    load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
                                                 column);
   }
 
-  // Staged: key tile n from its copies, into the half of the operands that nobody reads; then the copies of the
+  // Turned: key tile n from its copies, into the half of the operands that nobody reads; then the copies of the
   // next one begin.
   TSRI_DEVICE_MEMBER void turn_keys(Shared &shared, const KeyTiles &tiles, int32_t n, int column) {
     const uint32_t stage = static_cast<uint32_t>(n % kStages);
@@ -311,8 +311,8 @@ struct Forward {
     const ScoreTerms &terms = shared.terms;
 
     if (tiles.count > 0) {
-      load_tile<E, CopyQ, kThreads, kAny, false>(kStaged ? kK : kQ, q, i0, 0);
-      if constexpr (kStaged) { // over what keys need later
+      load_tile<E, CopyQ, kThreads, kAny, false>(kTurned ? kK : kQ, q, i0, 0);
+      if constexpr (kTurned) { // over what keys need later
         copy_commit();
         copy_wait<0>();
         turn_tile<U, TileQ, kThreads>(kK, kQ, thread_index());
@@ -321,7 +321,7 @@ struct Forward {
       load_keys(k, KeyTiles::at(tiles, 0) * kTileK, 0);
       if (kStages > 1) load_values(v, KeyTiles::at(tiles, 0) * kTileK, column, 0);
       copy_commit();
-      if constexpr (kStaged) turn_keys(shared, tiles, 0, column);
+      if constexpr (kTurned) turn_keys(shared, tiles, 0, column);
     }
     const uint32_t q_offset =
         U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
@@ -342,9 +342,9 @@ struct Forward {
         copy_wait<1>();
         sync_block();
       } else {
-        if (!kStaged) copy_wait<0>();
+        if (!kTurned) copy_wait<0>();
         sync_block();
-        if (!kStaged && n_tile + 1 < tiles.count) {
+        if (!kTurned && n_tile + 1 < tiles.count) {
           const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
           load_keys(k, next, other);
           load_values(v, next, column, other);
@@ -371,7 +371,7 @@ struct Forward {
         else if (tile_class == TSRI_TILE_EDGE)
           mask_scores(s, prefix, key0);
       }
-      if constexpr (kStaged)
+      if constexpr (kTurned)
         if (n_tile + 1 < tiles.count) turn_keys(shared, tiles, n_tile + 1, column);
       if (kStages == 1) {
         sync_block(); // K has been read by all
@@ -385,7 +385,7 @@ struct Forward {
       }
       if (tile_class != TSRI_TILE_SKIP) {
         if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
-        multiply_values(state, s, v_tile, !kStaged || shared.odd[n_tile % 2] == n_tile);
+        multiply_values(state, s, v_tile, !kTurned || shared.odd[n_tile % 2] == n_tile);
       }
       if (kStages == 1) sync_block(); // V has been read by all
     }

@@ -8,7 +8,7 @@
 #define TESSERA_BACKENDS_CUDA_SM80_UNIT_PLANES_HPP_
 
 #include "backends/cuda/sm80/unit_f32.hpp"
-#include "common/gpu/staged.hpp"
+#include "common/gpu/turned.hpp"
 
 namespace tessera {
 namespace gpu {

@@ -2,8 +2,8 @@
 //
 // Units whose operands do not lie in shared memory as memory has them (U::InTile): copies land in a stage of
 // plain rows, and each thread turns what it copied itself, so that nothing but its own wait lies between.
-#ifndef TESSERA_COMMON_GPU_STAGED_HPP_
-#define TESSERA_COMMON_GPU_STAGED_HPP_
+#ifndef TESSERA_COMMON_GPU_TURNED_HPP_
+#define TESSERA_COMMON_GPU_TURNED_HPP_
 
 #include "common/gpu/tile.hpp"
 
@@ -16,7 +16,7 @@ using Nothing = void;
 // In: tiles that products read. Copy: what memory's rows land in on the way to such a tile.
 template <class U, class = void>
 struct Operands {
-  static constexpr bool kStaged = false;
+  static constexpr bool kTurned = false;
   template <int kRows, int kColumns>
   using In = Tile<typename U::Element, kRows, kColumns>;
   template <class T>
@@ -24,7 +24,7 @@ struct Operands {
 };
 template <class U>
 struct Operands<U, Nothing<typename U::template InTile<64, 64>>> {
-  static constexpr bool kStaged = true;
+  static constexpr bool kTurned = true;
   template <int kRows, int kColumns>
   using In = typename U::template InTile<kRows, kColumns>;
   template <class T>
@@ -69,4 +69,4 @@ TSRI_DEVICE bool turn_tile(uint32_t from, uint32_t to, int thread) {
 } // namespace gpu
 } // namespace tessera
 
-#endif // TESSERA_COMMON_GPU_STAGED_HPP_
+#endif // TESSERA_COMMON_GPU_TURNED_HPP_
