@@ -6,9 +6,12 @@ include(TesseraKernels)
 
 set(TESSERA_HIP_ARCHITECTURES "gfx90a;gfx942;gfx1100;gfx1201" CACHE STRING "Devices of the HIP backend")
 set(TESSERA_HIP_COMPILER "" CACHE FILEPATH "clang 19 or later, or amdclang++ of ROCm; empty: clang++-19, amdclang++")
+set(TESSERA_HIP_OBJECTS "" CACHE PATH
+  "Code objects of another build (its backends/hip/objects), taken as they are: no compiler is looked for")
 
 # tessera_find_hip_compiler(): sets TESSERA_HIP_CLANG in the caller to a compiler that makes code for every
-# device of TESSERA_HIP_ARCHITECTURES. A macro, so that the cache entry is made once.
+# device of TESSERA_HIP_ARCHITECTURES, or leaves it alone where TESSERA_HIP_OBJECTS names code objects. A macro, so
+# that the cache entry is made once.
 macro(tessera_find_hip_compiler)
   if(TESSERA_HIP_COMPILER)
     set(TESSERA_HIP_CLANG "${TESSERA_HIP_COMPILER}")
@@ -77,17 +80,25 @@ macro(tessera_hip_row line)
   set(ROW_NAME "${_op}_${ROW_DTYPE}_${ROW_TIER}_${ROW_MASK}__${ROW_ARCH}_${_variant}${ROW_TILE_Q}x${ROW_TILE_K}")
 endmacro()
 
-# One code object: <build>/objects/<device>/<name>.co. Adds to _objects and _entries of the caller.
+# One code object: <build>/objects/<device>/<name>.co, or that of TESSERA_HIP_OBJECTS. Adds to _objects and what
+# else the caller collects.
 macro(tessera_hip_object device name source)
   set(_object "${CMAKE_CURRENT_BINARY_DIR}/objects/${device}/${name}.co")
-  add_custom_command(OUTPUT "${_object}"
-    COMMAND "${TESSERA_HIP_CLANG}" -x hip -nogpuinc -nogpulib -std=c++17 -O3 -ffp-contract=off
-      -Wall -Wextra $<$<BOOL:${TESSERA_WERROR}>:-Werror>
-      "-I${Tessera_SOURCE_DIR}/api/include" "-I${Tessera_SOURCE_DIR}" --offload-arch=${device}
-      --offload-device-only --no-gpu-bundle-output -MD -MF "${_object}.d" -MT "${_object}"
-      "${source}" -o "${_object}"
-    DEPENDS "${source}" DEPFILE "${_object}.d" VERBATIM COMMAND_EXPAND_LISTS
-    COMMENT "Building code object ${device}/${name}")
+  if(TESSERA_HIP_OBJECTS)
+    set(_object "${TESSERA_HIP_OBJECTS}/${device}/${name}.co")
+    if(NOT EXISTS "${_object}")
+      message(FATAL_ERROR "TESSERA_HIP_OBJECTS: there is no ${_object}")
+    endif()
+  else()
+    add_custom_command(OUTPUT "${_object}"
+      COMMAND "${TESSERA_HIP_CLANG}" -x hip -nogpuinc -nogpulib -std=c++17 -O3 -ffp-contract=off
+        -Wall -Wextra $<$<BOOL:${TESSERA_WERROR}>:-Werror>
+        "-I${Tessera_SOURCE_DIR}/api/include" "-I${Tessera_SOURCE_DIR}" --offload-arch=${device}
+        --offload-device-only --no-gpu-bundle-output -MD -MF "${_object}.d" -MT "${_object}"
+        "${source}" -o "${_object}"
+      DEPENDS "${source}" DEPFILE "${_object}.d" VERBATIM COMMAND_EXPAND_LISTS
+      COMMENT "Building code object ${device}/${name}")
+  endif()
   list(APPEND _objects "${_object}")
   list(LENGTH _objects _number)
   string(APPEND _assembly "begin_${_number}:\n  .incbin \"${_object}\"\nend_${_number}:\n  .balign 64\n")

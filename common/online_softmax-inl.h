@@ -73,7 +73,11 @@ struct OnlineSoftmax {
   // same product; correction is 2^(ready_old - ready_new). Scores times unit must not overflow.
   static TSRI_FORCE_INLINE V ready_reference(V unit, V m) { return P::mul(unit, reference(m)); }
   static TSRI_FORCE_INLINE V prob_ready(V unit, V s, V ready) {
-    return P::exp2(P::mul_add(s, unit, P::sub(P::set(0.0f), ready)));
+    return prob_negated(unit, s, P::sub(P::set(0.0f), ready));
+  }
+  // Where -ready is at hand already.
+  static TSRI_FORCE_INLINE V prob_negated(V unit, V s, V minus_ready) {
+    return P::exp2(P::mul_add(s, unit, minus_ready));
   }
 
   // Call 1a when rescaling is dear: m stays while the new maximum times unit is at most `slack` above it,

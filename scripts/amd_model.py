@@ -3,15 +3,16 @@
 """What a model of AMD's devices makes of compiled code objects: registers, shared memory and occupancy of every
 kernel row, the instructions of its hot loop by the unit that executes them, and the rate that these bound.
 
-    scripts/amd_model.py [--tools FOLDER] [--rows PROGRAM] [--markdown] OBJECTS
+    scripts/amd_model.py [--tools FOLDER] [--rows PROGRAM] [--markdown | --table] OBJECTS
 
 OBJECTS holds <device>/<row>.co (backends/hip/objects of a build), PROGRAM prints the rows (unit_hip_rows
 --list). The status is 1 where a kernel uses scratch memory, calls a function, falls back to a loop of compare
 and swap, parks accumulators in another register file, or leaves fewer waves to a SIMD than its rows plan.
 
-The numbers are a model's and were never measured. A loop's instructions are counted over all of its paths, masked
-and unmasked, so that the bound is that of the slowest tile; a schedule may still keep a kernel below it:
-"serial" lets no unit work beside another, "overlap" lets them as far as the units can.
+The numbers are a model's and were never measured. They are of the loop over tiles without masks, whose instructions
+are counted over all of its paths; a schedule may still keep a kernel below the bound: "serial" lets no unit work
+beside another, "overlap" lets them as far as the units can. --table prints bounds alone, of the kernels with matrix
+products. The status is 1 as well where a bound falls below LEAST.
 """
 import argparse
 import collections
@@ -31,6 +32,15 @@ DEVICES = {
                      128, 64, 65536, 4, 16, True, 0.48),
     "gfx1100": Device(48, 2.5, 32, {"16x16x16": (32, 8192)}, 256, 128, 131072, 1, 4, False, 0.85),
     "gfx1201": Device(32, 2.97, 32, {"16x16x16": (16, 8192)}, 256, 128, 131072, 1, 4, False, 0.85),
+}
+# The part of the peak at which the power limit holds backward kernels, where a lower one than forward's is known.
+CAP_BACKWARD = {"gfx942": 0.36}
+# What bounds must not fall below, in TFLOP/s: kernels by the begin of their names.
+LEAST = {
+    ("gfx942", "fwd_f16_d128_edge"): 620, ("gfx942", "fwd_bf16_d128_edge"): 620,
+    ("gfx942", "bwd_f16_d128_edge"): 430, ("gfx942", "bwd_bf16_d128_edge"): 430,
+    ("gfx1201", "fwd_f16_d128_edge"): 130, ("gfx1201", "fwd_bf16_d128_edge"): 130,
+    ("gfx1100", "fwd_f16_d128_edge"): 95, ("gfx1100", "fwd_bf16_d128_edge"): 95,
 }
 # Waves that a SIMD must have room for: what the rows are compiled for (platform_amd.hpp).
 PLANNED = {"gfx90a": 2, "gfx942": 2, "gfx1100": 6, "gfx1201": 6}
@@ -67,21 +77,80 @@ def code_of(objdump, path):
     return functions
 
 
-def hot_loop(code):
-    """The smallest range between a backward branch and its target that holds the most matrix instructions."""
+def matrix_of(code):
+    return sum(n.startswith(("v_mfma", "v_wmma")) for _, n, _ in code)
+
+
+def blocks_of(code):
+    """Basic blocks as (first, last) instruction, and the numbers of those that follow each."""
     index = {address: i for i, (address, _, _) in enumerate(code)}
-    best = None
+    jumps, leaders = {}, {0}
     for i, (address, name, operands) in enumerate(code):
-        if not name.startswith(("s_cbranch", "s_branch")):
-            continue
-        offset = int(operands.split()[0])
-        target = index.get(address + 4 + 4 * (offset - 65536 if offset >= 32768 else offset))
-        if target is None or target > i:
-            continue
-        matrix = sum(n.startswith(("v_mfma", "v_wmma")) for _, n, _ in code[target:i + 1])
-        if matrix and (best is None or (matrix, target - i) > (best[0], best[1] - best[2])):
-            best = (matrix, target, i)
-    return code[best[1]:best[2] + 1] if best else []
+        if name.startswith(("s_cbranch", "s_branch")):
+            offset = int(operands.split()[0])
+            jumps[i] = index.get(address + 4 + 4 * (offset - 65536 if offset >= 32768 else offset))
+            leaders |= {jumps[i], i + 1}
+        elif name == "s_endpgm":
+            leaders.add(i + 1)
+    starts = sorted(n for n in leaders if n is not None and n < len(code))
+    number = {n: i for i, n in enumerate(starts)}
+    blocks, follow = [], []
+    for n, first in enumerate(starts):
+        last = (starts[n + 1] if n + 1 < len(starts) else len(code)) - 1
+        blocks.append((first, last))
+        name, after = code[last][1], []
+        if last in jumps and jumps[last] is not None:
+            after.append(number[jumps[last]])
+        if name not in ("s_branch", "s_endpgm") and last + 1 in number:
+            after.append(number[last + 1])
+        follow.append(after)
+    return blocks, follow
+
+
+def loops_of(follow):
+    """Natural loops, {header: set of blocks}: a branch back to a block that every way to the branch passes."""
+    before = [[] for _ in follow]
+    for n, after in enumerate(follow):
+        for m in after:
+            before[m].append(n)
+    everything = (1 << len(follow)) - 1
+    dominators = [1] + [everything] * (len(follow) - 1)
+    changed = True
+    while changed:
+        changed = False
+        for n in range(1, len(follow)):
+            common = everything
+            for m in before[n]:
+                common &= dominators[m]
+            common |= 1 << n
+            changed = changed or common != dominators[n]
+            dominators[n] = common
+    loops = {}
+    for n, after in enumerate(follow):
+        for head in after:
+            if not dominators[n] >> head & 1:
+                continue
+            body, todo = loops.setdefault(head, {head}), [n]
+            while todo:
+                m = todo.pop()
+                if m not in body:
+                    body.add(m)
+                    todo += before[m]
+    return loops
+
+
+def hot_loop(code):
+    """The instructions of the loop that holds the most matrix instructions, of those without another such loop
+    inside; the shortest of equals, which is that of tiles without masks."""
+    if not matrix_of(code):
+        return []
+    blocks, follow = blocks_of(code)
+    matrix = [matrix_of(code[first:last + 1]) for first, last in blocks]
+    loops = {head: body for head, body in loops_of(follow).items() if any(matrix[n] for n in body)}
+    inner = [body for head, body in loops.items() if not any(other != head and other in body for other in loops)]
+    hot = max(inner, key=lambda body: (sum(matrix[n] for n in body),
+                                       -sum(blocks[n][1] - blocks[n][0] + 1 for n in body)), default=[])
+    return [i for n in sorted(hot) for i in code[blocks[n][0]:blocks[n][1] + 1]]
 
 
 def bytes_of(name):
@@ -198,8 +267,14 @@ def judge(device, path, tools, rows):
             if dtype == "f32" and not d.beside:  # six products of planes make one
                 serial, overlap = serial / 6, overlap / 6
             peak = max(work / cycles for cycles, work in d.matrix.values()) * 4 * d.processors * d.ghz * 1e-3
-            line.update(lds=shared, waves=waves, c=c, serial=serial, overlap=overlap, limit=limit,
-                        cap=peak * d.cap)
+            part = CAP_BACKWARD.get(device, d.cap) if line["kernel"].startswith("bwd_") else d.cap
+            line.update(lds=shared, waves=waves, c=c, serial=serial, overlap=overlap, limit=limit, cap=peak * part)
+            line["bound"] = min(overlap, line["cap"])
+            line["by"] = limit if line["bound"] == overlap else "power"
+            for (where_to, begin), least in LEAST.items():
+                main = "_split_" not in name and not name.endswith(("_dq", "_stats", "_bias"))
+                if where_to == device and line["kernel"].startswith(begin) and main and line["bound"] < least:
+                    failures.append(f"{where}: the bound is {line['bound']:.0f} TFLOP/s, not {least}")
         lines.append(line)
     return lines, failures
 
@@ -208,13 +283,29 @@ def show(line, markdown):
     c = line.get("c")
     text = [line["device"], line["kernel"], f"{line['vgpr']}+{line['agpr']}", str(line["sgpr"])]
     if c:
-        capped = min(line["overlap"], line["cap"])
         text += [str(line["lds"]), f"{line['waves']:g}", str(c["matrix"]), str(c["valu"]), str(c["trans"]),
                  f"{c['lds']} ({c['lds bytes'] // 1024} KiB)", f"{c['vmem']} ({c['vmem bytes'] // 1024} KiB)",
-                 f"{line['serial']:.0f}", f"{capped:.0f}", line["limit"] if capped == line["overlap"] else "power"]
+                 f"{line['serial']:.0f}", f"{line['bound']:.0f}", line["by"]]
     else:
         text += ["-"] * 10
     return "| " + " | ".join(text) + " |" if markdown else "  ".join(text)
+
+
+def table(lines):
+    """Bounds of kernels, one column for each device of an architecture."""
+    archs = collections.OrderedDict()
+    for line in lines:
+        if "bound" in line:
+            arch = re.search(r"__(gfx\d+)_", line["kernel"]).group(1)
+            row = archs.setdefault(arch, {}).setdefault(line["kernel"].replace(f"__{arch}_", " "), {})
+            row[line["device"]] = (f"{line['vgpr']} | {line['waves']:g} | {line['serial']:.0f} | "
+                                   f"{line['bound']:.0f} | {line['by']}")
+    for arch, rows in archs.items():
+        devices = sorted({d for row in rows.values() for d in row})
+        print(f"\n| {arch} | " + " | ".join(f"{d}: registers | waves | serial | bound | by" for d in devices) + " |")
+        print("| --- |" + " --- | --- | --- | --- | --- |" * len(devices))
+        for kernel in sorted(rows):
+            print(f"| {kernel} | " + " | ".join(rows[kernel].get(d, " | | | |") for d in devices) + " |")
 
 
 def main():
@@ -222,6 +313,7 @@ def main():
     parser.add_argument("--tools", default="")
     parser.add_argument("--rows")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--only", default="", help="kernels whose name holds this text")
     parser.add_argument("objects")
     args = parser.parse_args()
@@ -241,10 +333,11 @@ def main():
     columns = ("device", "kernel", "vgpr+agpr", "sgpr", "shared", "waves a SIMD", "matrix", "vector", "exp", "LDS",
                "memory", "serial TFLOP/s", "overlap TFLOP/s", "limit")
     print("A model's bounds, not measurements.")
-    print("| " + " | ".join(columns) + " |" if args.markdown else "  ".join(columns))
+    if not args.table:
+        print("| " + " | ".join(columns) + " |" if args.markdown else "  ".join(columns))
     if args.markdown:
         print("| " + " | ".join("---" for _ in columns) + " |")
-    failures, seen = [], 0
+    failures, seen, everything = [], 0, []
     for device in sorted(os.listdir(args.objects)):
         if device not in DEVICES:
             continue
@@ -253,8 +346,11 @@ def main():
             lines, bad = judge(device, os.path.join(folder, file), tools, rows)
             seen += len(lines)
             failures += bad
-            for line in lines:
+            everything += lines
+            for line in lines if not args.table else []:
                 print(show(line, args.markdown))
+    if args.table:
+        table(everything)
     for failure in failures:
         print(f"FAILED: {failure}")
     print(f"{seen} kernels, {len(failures)} failure(s)")

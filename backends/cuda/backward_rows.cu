@@ -22,7 +22,7 @@ TSRI_GPU_KERNEL(tsri_cuda_backward_sink, Sink, gpu::BackwardArgs)
 const Entry backward_entries[kBackwardPasses] = {
     {reinterpret_cast<const void *>(tsri_cuda_backward_convert), Convert::kThreads, 0},
     {reinterpret_cast<const void *>(tsri_cuda_backward_prepare), Prepare::kThreads, 0},
-    {reinterpret_cast<const void *>(tsri_cuda_backward_finish), Finish::kThreads, 0},
+    {reinterpret_cast<const void *>(tsri_cuda_backward_finish), Finish::kThreads, Finish::kSharedBytes},
     {reinterpret_cast<const void *>(tsri_cuda_backward_sink), Sink::kThreads, Sink::kSharedBytes},
 };
 

@@ -91,8 +91,10 @@ template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTile
 struct BackwardOf {
   using U = typename UnitOf<E, kArch, kSide>::type;
   static constexpr bool kAny = kMask == any;
-  using Main = gpu::Backward<U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kKeyWaves, kOtherWaves,
-                             kQueryWaves, kStages, kAny>;
+  // Copies beside products take registers, which the accumulators leave on gfx9 and to 16-bit operands alone.
+  static constexpr bool kStaged = kArch == gfx9 && sizeof(E) == 2 && !kAny && kOtherWaves == 1;
+  using Main = gpu::BackwardMain<kStaged, U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kKeyWaves, kOtherWaves,
+                                 kQueryWaves, kStages, kAny>;
   using Stats = gpu::BackwardStats<U, kDqTileQ, kDqTileK, kDqk, kDv, kDqWaves, kAny>;
   using Dq = gpu::BackwardQ<U, kDqTileQ, kDqTileK, kDqk, kDv, kDqChunk, kDqWaves, kAny>;
   using Bias = gpu::BackwardBias<U, kDqTileQ, kDqTileK, kDqk, kDv, kDqWaves>;

@@ -54,6 +54,9 @@ SUITES = {
     "grouped": lambda dtype="bf16": [Shape(1, 64, 8, 8192, 8192, 128, dtype, True),
                                      Shape(1, 64, 8, 16384, 16384, 128, dtype, False),
                                      Shape(1, 64, 8, 32768, 32768, 128, dtype, True)],
+    # Head dimensions between the tiers of kernels.
+    "between": lambda dtype="bf16": [Shape(4, 16, 16, 4096, 4096, d, dtype, causal)
+                                     for d in (80, 96) for causal in (False, True)],
     "decode": lambda dtype="bf16": [Shape(b, 32, 8, 1, n, 128, dtype)
                                     for b, n in ((1, 16384), (1, 131072), (16, 8192), (64, 4096),
                                                  (128, 8192))],

@@ -143,10 +143,11 @@ class Library:
 class Plan:
     """One problem on given tensors. inputs: q, k, v, o, and for a backward pass also lse, dout, dq, dk,
     dv; lse may be given to a forward plan too. allocate(bytes) returns memory with data_ptr() for the
-    workspace, aligned to 64 bytes."""
+    workspace, aligned to 64 bytes. fields, pointers: more of tsr_problem and of tsr_args, by name, after what
+    follows from the tensors."""
 
     def __init__(self, library, tensors, passes, allocate, *, device=(HOST, 0), causal=None,
-                 backend=None, kernel=None, scale=0.0, determinism=0):
+                 backend=None, kernel=None, scale=0.0, determinism=0, fields=None, pointers=None):
         self.lib, self.tensors, self.handle = library, tensors, c_void_p()
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         p = Problem(struct_size=ctypes.sizeof(Problem), passes=passes, batch=q.size(0),
@@ -155,6 +156,9 @@ class Plan:
                     determinism=determinism)
         for name, tensor in tensors.items():
             setattr(p, name, layout_of(tensor))
+        for name, value in (fields or {}).items():
+            setattr(p, name, value)
+        self.pointers = pointers or {}
         p.backend = backend.encode() if backend else None
         p.kernel = kernel.encode() if kernel else None
         library.check(library.c.tsr_plan_create(byref(self.handle), None, Device(*device), byref(p)))
@@ -171,6 +175,8 @@ class Plan:
                                                     else ()):
             if name in self.tensors:
                 setattr(args, name, self.tensors[name].data_ptr())
+        for name, value in self.pointers.items():
+            setattr(args, name, value)
         if size.value:
             self.memory.append(allocate(size.value))
             args.workspace, args.workspace_size = self.memory[-1].data_ptr(), size.value

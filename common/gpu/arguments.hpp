@@ -81,6 +81,9 @@ struct ForwardArgs {
 struct EngineForwardArgs {
   ForwardArgs forward;
   TensorMap q, k, v;
+  TensorMap o; // boxes of 16 rows; where copies_out is 1
+  int32_t copies_out;
+  int32_t box_k; // rows of keys that are copied at a time: the key tile, or fewer where they lie in pages
 };
 
 // Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head
@@ -112,17 +115,20 @@ struct alignas(16) RowStat {
 // of a KV head add up. In float32 there is no rounding of dS to compare with, only those of sums: more keys.
 constexpr int32_t kFewKeys = 96, kFewKeysF32 = 512, kFewRows = 64;
 
-// Row of stats and of dq_sum: batch-major over slots, [Hq, total_q] when packed.
+// Row of stats and of dq_sum by rows: batch-major over slots, [Hq, total_q] when packed.
 struct BackwardArgs {
   Call call;
   int32_t tiles;  // key tiles per slot, packed: of all slots; of queries in the dQ kernel
   int32_t chunks; // column chunks of the outputs
   RowStat *stats; // [B, Hq, Sq]
   float *weight;  // [B, Hq, Sq]: factor of p beyond RowStat::lse; NULL: 1
-  float *dq_sum;  // [dq_chunks, B, Hq, Sq, dq_columns], zero before the main kernel; NULL: no dQ from it
+  float *dq_sum;  // zero before the main kernel; NULL: no dQ from it. [dq_chunks, B, Hq, Sq, dq_columns], or
+                  // by tiles: see sum_tiles() in gradient.hpp
+  int64_t dq_floats;  // of dq_sum
   int32_t dq_columns; // columns that a block makes: the row's kChunkQk
   int32_t dq_chunks;  // ceil(Dqk / dq_columns)
-  int32_t dq_turned;  // 1: in row n of dq_sum column c is at c ^ 8 (n & 3), for writes without bank conflicts
+  int32_t dq_tile_q;  // dq_sum is made of tiles of as many queries and dq_columns columns; 0: of rows
+  int32_t dq_part_q;  // see sum_index() in gradient.hpp
   float lse_unit;     // log2(e): LSE is kept in base two. 1: natural, see Weighs in gradient.hpp
   int32_t stats_always; // BackwardStats leaves no tile of rows out
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast

@@ -15,7 +15,10 @@
 #ifndef TESSERA_COMMON_GPU_BACKWARD_HPP_
 #define TESSERA_COMMON_GPU_BACKWARD_HPP_
 
+#include <type_traits>
+
 #include "common/gpu/arguments.hpp"
+#include "common/gpu/backward_staged.hpp"
 #include "common/gpu/epilogue.hpp"
 #include "common/gpu/gradient.hpp"
 #include "common/gpu/row_policy.hpp"
@@ -478,6 +481,21 @@ struct Backward {
       accumulate<kOutK, TileQ>(dk, s_tile, q_tile + k_bytes);
   }
 };
+
+// The program of a row that makes dK, dV and the sums of dQ.
+template <bool kStaged, class U, int kTileQ, int kTileK, int kDqk, int kDv, int kChunkQk, int kChunkV, int kKeyWaves,
+          int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
+struct BackwardMainOf : std::enable_if<true, Backward<U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kKeyWaves,
+                                                      kOtherWaves, kQueryWaves, kStages, kAny>> {};
+template <class U, int kTileQ, int kTileK, int kDqk, int kDv, int kChunkQk, int kChunkV, int kWaves, int kQueryWaves,
+          int kStages, bool kAny>
+struct BackwardMainOf<true, U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kWaves, 1, kQueryWaves, kStages, kAny>
+    : std::enable_if<true, BackwardStaged<U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kWaves, kQueryWaves,
+                                          kAny>> {};
+template <bool kStaged, class U, int kTileQ, int kTileK, int kDqk, int kDv, int kChunkQk, int kChunkV, int kKeyWaves,
+          int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
+using BackwardMain = typename BackwardMainOf<kStaged, U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kKeyWaves,
+                                             kOtherWaves, kQueryWaves, kStages, kAny>::type;
 
 } // namespace gpu
 } // namespace tessera

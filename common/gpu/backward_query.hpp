@@ -268,7 +268,8 @@ struct BackwardBias : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true
     for (int64_t b = over_b ? 0 : bias_b; b < (over_b ? p.batch : bias_b + 1); ++b)
       for (int64_t h = over_h ? 0 : bias_h; h < (over_h ? p.heads_q : bias_h + 1); ++h) {
         sync_block();
-        if (thread_index() == 0) Base::take(args, shared, b, static_cast<uint32_t>(h));
+        const Args &now = fresh_arguments(args);
+        if (thread_index() == 0) Base::take(now, shared, b, static_cast<uint32_t>(h));
         sync_block();
         const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
         const int32_t sk = static_cast<int32_t>(shared.sequence.k.len);
@@ -276,7 +277,7 @@ struct BackwardBias : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true
         const int32_t j_end = over_k ? sk : smaller(sk, (tile_k + 1) * kTileK);
         for (int32_t i0 = tile_q * kTileQ; i0 < i_end; i0 += kTileQ)
           for (int32_t key0 = tile_k * kTileK; key0 < j_end; key0 += kTileK)
-            add_tile(args, shared, sum, i0, key0);
+            add_tile(fresh_arguments(args), shared, sum, i0, key0);
       }
     sync_block();
     store(p, args.call.a.dbias, sum, bias_b, bias_h, tile_q * kTileQ, tile_k * kTileK);

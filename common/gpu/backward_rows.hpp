@@ -11,6 +11,7 @@
 #include "common/gpu/gradient.hpp"
 #include "common/gpu/platform.hpp"
 #include "common/gpu/score.hpp"
+#include "common/gpu/work.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -19,17 +20,6 @@ namespace gpu {
 struct QueryRow {
   int64_t b, h, row; // b -1: in no slot; row of the tensor
 };
-
-// n / d and n % d; 64-bit division is a subroutine of a hundred instructions on a device.
-TSRI_DEVICE int64_t divide(int64_t n, int64_t d, int64_t &rest) {
-  if (n <= UINT32_MAX && d <= UINT32_MAX) {
-    const uint32_t quotient = static_cast<uint32_t>(n) / static_cast<uint32_t>(d);
-    rest = static_cast<uint32_t>(n) - quotient * static_cast<uint32_t>(d);
-    return quotient;
-  }
-  rest = n % d;
-  return n / d;
-}
 
 TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t n) {
   QueryRow r;
@@ -51,9 +41,9 @@ TSRI_DEVICE QueryRow query_row(const tsr_problem &p, const tsr_args &a, int64_t 
   return r;
 }
 
-// Lanes that share a row: eight, so that a wave works on several rows at once and each lane moves 16
-// bytes of 64 to 128 of a row.
-constexpr int kRowLanes = 8, kRowThreads = 128;
+// Lanes that share a row: four, so that a wave works on several rows at once: what there is to find out about a
+// row takes as long as its columns.
+constexpr int kRowLanes = 4, kRowThreads = 128;
 
 // body(n, lane) for every row n of the problem, with all its lanes. The lanes of a wave take the same number
 // of turns, because they may meet in them: n may lie beyond the last row.
@@ -80,12 +70,12 @@ struct BackwardPrepare {
       if (n >= rows) return;
       if (lane == 0) args.stats[n] = stat;
       if (lane == 0 && args.weight) args.weight[n] = 1.0f;
-      if (!args.dq_sum) return;
-      for (int chunk = 0; chunk < args.dq_chunks; ++chunk) {
-        Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum + (chunk * rows + n) * args.dq_columns);
-        for (int c = lane; c < args.dq_columns / 4; c += kRowLanes) sum[c] = Chunk{{0, 0, 0, 0}};
-      }
     });
+    if (!args.dq_sum) return;
+    Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum);
+    const int64_t step = static_cast<int64_t>(block_count()) * kThreads;
+    for (int64_t i = static_cast<int64_t>(block_index()) * kThreads + thread_index(); i < args.dq_floats / 4; i += step)
+      sum[i] = Chunk{{0, 0, 0, 0}};
   }
 
   TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, int lane) {
@@ -112,7 +102,8 @@ struct BackwardPrepare {
     if (p.dlse.dtype != TSR_DTYPE_NONE)
       stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
-    if (lse != -infinity()) stat.lse = lse * args.lse_unit;
+    if (lse != -infinity()) stat.lse = plain_nan(lse * args.lse_unit);
+    stat.delta = plain_nan(stat.delta);
     return stat;
   }
 
@@ -184,50 +175,144 @@ template <int kWave>
 struct BackwardFinish {
   using Args = BackwardArgs;
   static constexpr int kThreads = kRowThreads, kMinBlocks = 1;
-  static constexpr uint32_t kSharedBytes = 0;
+  // Of 32 lanes: eight queries x 32 columns, rows apart so that neither way of going through has bank conflicts.
+  static constexpr uint32_t kLine = 36, kPart = 8 * kLine * 4;
+  static constexpr uint32_t kSharedBytes = kThreads / 32 * kPart;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
+    if (args.dq_tile_q) finish_tiles(args);
+    if (args.dq_tile_q && !args.call.a.used_q && !args.call.a.left_pad_q) return;
     const int64_t rows = query_rows(p, args.call.a);
     each_row(rows, [&args, &p, rows](int64_t n, int lane) {
       if (n >= rows) return;
       const QueryRow r = query_row(p, args.call.a, n);
       if (r.b < 0) return;
-      const float factor = args.stats[n].lo <= args.stats[n].hi ? p.scale : 0.0f;
+      const bool used = args.stats[n].lo <= args.stats[n].hi; // to others nobody added
+      if (args.dq_tile_q) {
+        const float none[8] = {};
+        if (!used)
+          for (int c = lane * 8; c < p.dim_qk; c += kRowLanes * 8) store_eight(args, r, c, none);
+        return;
+      }
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk)
-        finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, factor,
-                   chunk * args.dq_columns, args.dq_turned ? static_cast<int>(n & 3) * 8 : 0);
+        finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, used ? p.scale : 0.0f,
+                   chunk * args.dq_columns);
     });
   }
 
-  // Columns of one chunk; column c is at c ^ turn. sum is 0 where factor is: nobody adds to an unused row.
-  TSRI_DEVICE_MEMBER void finish_row(const Args &args, const QueryRow &r, const float *sum, int lane,
-                                     float factor, int column, int turn) {
+  // Eight columns of dQ from c on.
+  TSRI_DEVICE_MEMBER void store_eight(const BackwardArgs &args, const QueryRow &r, int c, const float (&y)[8]) {
     const tsr_problem &p = args.call.p;
     void *dq = args.call.a.dq;
-    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row) + column * p.dq.stride[3];
-    const int columns = smaller(static_cast<int>(p.dim_qk) - column, args.dq_columns);
+    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row) + c * p.dq.stride[3];
     const bool add = p.accumulate & TSR_ACCUMULATE_DQ;
     if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
-      for (int c = lane; c < columns; c += kRowLanes) {
-        const int64_t at = to + c * p.dq.stride[3];
-        const float x = factor * sum[c ^ turn];
-        store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + x : x);
+      TSRI_UNROLL
+      for (int d = 0; d < 8; ++d) {
+        if (c + d >= p.dim_qk) break;
+        const int64_t at = to + d * p.dq.stride[3];
+        store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + y[d] : y[d]);
       }
       return;
     }
-    uint16_t *row = static_cast<uint16_t *>(dq) + to;
-    for (int c = lane * 8; c < columns; c += kRowLanes * 8) {
-      const Chunk a = *reinterpret_cast<const Chunk *>(sum + (c ^ turn));
-      const Chunk b = *reinterpret_cast<const Chunk *>(sum + (c ^ turn) + 4);
-      Chunk y;
-      TSRI_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        const float lo = factor * bits_float(w < 2 ? a.w[2 * w] : b.w[2 * w - 4]);
-        const float hi = factor * bits_float(w < 2 ? a.w[2 * w + 1] : b.w[2 * w - 3]);
-        y.w[w] = p.dq.dtype == TSR_DTYPE_F16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
+    uint32_t w[4];
+    TSRI_UNROLL
+    for (int i = 0; i < 4; ++i)
+      w[i] = p.dq.dtype == TSR_DTYPE_F16 ? pack_f16(y[2 * i], y[2 * i + 1]) : pack_bf16(y[2 * i], y[2 * i + 1]);
+    store_chunk(static_cast<uint16_t *>(dq) + to, w);
+  }
+
+  // A tile of dq_sum and whose queries it has: used ones of (b, h) from i0 on, b -1: none.
+  struct TileOwner {
+    int64_t b, h;
+    tsri_span q;
+    int32_t i0;
+  };
+  TSRI_DEVICE_MEMBER TileOwner tile_owner(const BackwardArgs &args, int64_t tile) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    TileOwner owner;
+    int64_t rest;
+    const int64_t slot = divide(tile, sum_tiles(p, a, args.dq_tile_q, 0, 0).head, rest);
+    if (!a.cu_q) {
+      owner.b = divide(slot, p.heads_q, owner.h);
+    } else {
+      owner.h = slot;
+      owner.b = 0;
+      int64_t hi = p.batch; // the last sequence whose tiles begin at or before this one
+      while (hi - owner.b > 1) {
+        const int64_t middle = owner.b + (hi - owner.b) / 2;
+        if (tsri_index(a.cu_q, p.index_dtype, middle) / args.dq_tile_q + middle <= rest)
+          owner.b = middle;
+        else
+          hi = middle;
       }
-      *reinterpret_cast<Chunk *>(row + c) = y;
+    }
+    owner.q = tsri_sequence_of(&p, &a, owner.b).q;
+    if (a.cu_q) rest -= sum_tiles(p, a, args.dq_tile_q, owner.q.slot_begin, owner.b).first;
+    owner.i0 = static_cast<int32_t>(rest) * args.dq_tile_q;
+    if (rest < 0 || owner.i0 >= owner.q.len) owner.b = -1;
+    return owner;
+  }
+
+  // Tiles in the order of accumulators, see sum_index(): 32 lanes take eight queries at a time, and of them 32
+  // columns, which each lane has four of eight of one query after a detour through shared memory.
+  TSRI_DEVICE_MEMBER void finish_tiles(const BackwardArgs &args) {
+    const int thread = thread_index(), lane = thread % 32;
+    const uint32_t part = static_cast<uint32_t>(thread / 32) * kPart;
+    const int64_t step = static_cast<int64_t>(block_count()) * (kThreads / 32);
+    const int eights = args.dq_tile_q / 8;
+    const int64_t units = args.dq_floats / (8 * args.dq_columns);
+    for (int64_t unit = static_cast<int64_t>(block_index()) * (kThreads / 32) + thread / 32; unit < units; unit += step) {
+      int64_t eight;
+      const int64_t tile = divide(unit, eights, eight);
+      const TileOwner owner = tile_owner(args, tile);
+      const int q = static_cast<int>(eight) * 8;
+      if (owner.b < 0 || owner.i0 + q >= owner.q.len) continue;
+      const float *from = args.dq_sum + tile * args.dq_tile_q * args.dq_columns + lane * 4;
+      const QueryRow row = {owner.b, owner.h, owner.q.begin + owner.i0 + q + lane / 4};
+      const bool used = owner.i0 + q + lane / 4 < owner.q.len;
+      for (int c = 0; c < args.dq_columns; c += 32) {
+        Chunk x[2];
+        TSRI_UNROLL
+        for (int half = 0; half < 2; ++half)
+          x[half] = *reinterpret_cast<const Chunk *>(from + sum_index(q, c + 16 * half, args.dq_tile_q, args.dq_part_q));
+        sync_wave();
+        TSRI_UNROLL
+        for (int i = 0; i < 8; ++i) { // query 2 (lane % 4) + i % 2, column lane / 4, + 8, of each half
+          const int column = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, line = 2 * (lane % 4) + i % 2;
+          shared_at<uint32_t>(part + (static_cast<uint32_t>(line) * kLine + static_cast<uint32_t>(column)) * 4) =
+              x[i / 4].w[i % 4];
+        }
+        sync_wave();
+        const int column = c + lane % 4 * 8;
+        const uint32_t at = part + (static_cast<uint32_t>(lane / 4) * kLine + static_cast<uint32_t>(lane) % 4 * 8) * 4;
+        const Chunk lo = shared_at<Chunk>(at), hi = shared_at<Chunk>(at + 16);
+        float y[8];
+        TSRI_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          y[i] = args.call.p.scale * bits_float(lo.w[i]);
+          y[i + 4] = args.call.p.scale * bits_float(hi.w[i]);
+        }
+        if (used && column < args.call.p.dim_qk) store_eight(args, row, column, y);
+      }
+    }
+  }
+
+  // Columns of one chunk. sum is 0 where factor is.
+  TSRI_DEVICE_MEMBER void finish_row(const BackwardArgs &args, const QueryRow &r, const float *sum, int lane,
+                                     float factor, int column) {
+    const int columns = smaller(static_cast<int>(args.call.p.dim_qk) - column, args.dq_columns);
+    for (int c = lane * 8; c < columns; c += kRowLanes * 8) {
+      float y[8];
+      TSRI_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const Chunk x = *reinterpret_cast<const Chunk *>(sum + c + 4 * i);
+        TSRI_UNROLL
+        for (int w = 0; w < 4; ++w) y[4 * i + w] = factor * bits_float(x.w[w]);
+      }
+      store_eight(args, r, column + c, y);
     }
   }
 };

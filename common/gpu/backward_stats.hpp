@@ -215,6 +215,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
       if (p.dlse.dtype != TSR_DTYPE_NONE)
         stat.delta -= args.call.a.dlse[tsri_row_offset(p.dlse.stride, shared.place.b, h,
                                                        shared.sequence.q.begin + i)];
+      stat.delta = plain_nan(stat.delta);
       args.stats[shared.stats + i] = stat;
     }
   }

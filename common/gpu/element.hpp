@@ -15,6 +15,8 @@ struct Half {
   static constexpr tsr_dtype kDtype = TSR_DTYPE_F16;
   uint16_t bits;
   TSRI_DEVICE_MEMBER uint32_t pack(float lo, float hi) { return pack_f16(lo, hi); }
+  // The same where a NaN has the usual bits (quiet, nothing in the low half) or does not matter.
+  TSRI_DEVICE_MEMBER uint32_t pack_numbers(float lo, float hi) { return pack_f16(lo, hi); }
   TSRI_DEVICE_MEMBER float low(uint32_t w) { return f16_to_float(static_cast<uint16_t>(w)); }
   TSRI_DEVICE_MEMBER float high(uint32_t w) { return f16_to_float(static_cast<uint16_t>(w >> 16)); }
 };
@@ -23,6 +25,7 @@ struct BFloat16 {
   static constexpr tsr_dtype kDtype = TSR_DTYPE_BF16;
   uint16_t bits;
   TSRI_DEVICE_MEMBER uint32_t pack(float lo, float hi) { return pack_bf16(lo, hi); }
+  TSRI_DEVICE_MEMBER uint32_t pack_numbers(float lo, float hi) { return pack_numbers_bf16(lo, hi); }
   TSRI_DEVICE_MEMBER float low(uint32_t w) { return bits_float(w << 16); }
   TSRI_DEVICE_MEMBER float high(uint32_t w) { return bits_float(w & 0xffff0000u); }
 };

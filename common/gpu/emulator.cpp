@@ -21,7 +21,7 @@ namespace context = boost::context::detail;
 constexpr size_t kStack = 256 * 1024;
 constexpr int kCopies = 320; // per lane and wait: 273 where a wave loads all of a float32 row of 576 and 512 columns
 constexpr int kWork = 96;    // deferred work, likewise
-constexpr int kBarriers = 16;
+constexpr int kBarriers = 20; // 16 of programs, and of warpgroups
 
 enum class State { kReady, kMeeting, kBarrier, kPolling, kDone };
 

@@ -13,6 +13,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/forward_staged.hpp"
 #include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
@@ -45,7 +46,10 @@ struct Forward {
   using CopyQ = typename Operands<U>::template Copy<TileQ>;
   using CopyK = typename Operands<U>::template Copy<TileK>;
   using CopyV = typename Operands<U>::template Copy<TileV>;
-  static constexpr bool kKeepQ = !U::kSplits && kFree * kDepth * static_cast<int>(sizeof(typename U::Free)) <= 128;
+  // Queries stay in registers where these are few, or (staged) where shared memory has no room for them.
+  static constexpr int kQueryBytes = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)); // of a lane
+  static constexpr bool kKeepQ = !U::kSplits && (kQueryBytes <= 128 || (U::kStaged && kQueryBytes <= 640 &&
+                                                 TileQ::kBytes + TileK::kBytes + TileV::kBytes > 60 * 1024));
 
   struct Shared { // at the front of shared memory
     tsri_sequence sequence;
@@ -57,12 +61,18 @@ struct Forward {
   };
   static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
-  static constexpr uint32_t kK = kQ + TileQ::kBytes;
-  static constexpr uint32_t kV = kK + kStages * TileK::kBytes;
-  static constexpr uint32_t kCopyK = kV + kStages * TileV::kBytes;
+  // Staged: one buffer, and queries that are kept in registers come straight from memory.
+  static constexpr int kBuffers = U::kStaged ? 1 : kStages;
+  static constexpr uint32_t kK = kQ + (U::kStaged && kKeepQ ? 0 : TileQ::kBytes);
+  static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
+  static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
   static constexpr uint32_t kEnd = kCopyV + (kTurned ? CopyV::kBytes : 0);
-  static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + TileO::kBytes);
+  // O leaves through shared memory, in two parts where that makes room for another block.
+  static constexpr int kParts =
+      U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
+  using PartO = Tile<E, kTileQ, kDv / kParts>;
+  static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
@@ -79,6 +89,13 @@ struct Forward {
   TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
+
+  // Scores of a tile of keys at `k_tile`.
+  TSRI_DEVICE_MEMBER void score_tile(Scores &s, uint32_t k_tile, uint32_t q_offset,
+                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1]) {
+    score_product<U, TileK, TileQ, kDepth, kKeepQ>(
+        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
+  }
 
   // Hides what the interval rule hides.
   TSRI_DEVICE_MEMBER void mask_scores(Scores &s, int32_t prefix, int32_t key0) {
@@ -186,7 +203,7 @@ struct Forward {
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
-    if (any_lane(moved)) rescale(state, alpha);
+    if (seldom(any_lane(moved))) rescale(state, alpha);
   }
 
   TSRI_DEVICE_MEMBER void drop(Scores &s, const ScoreTerms &terms, int32_t i0, int32_t key0) {
@@ -206,7 +223,7 @@ struct Forward {
 
   // out += P V of one tile.
   // odd: of a tile with values that are not finite or nearly so; only turned tiles know.
-  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile, bool odd) {
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile, bool odd = true) {
     const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(v_tile);
     const auto load = [&s](typename U::P(&p)[kFree], int step) {
       TSRI_UNROLL
@@ -250,66 +267,11 @@ struct Forward {
     copy_commit();
   }
 
-  TSRI_DEVICE_MEMBER void block(const Args &args) {
-    const tsr_problem &p = args.call.p;
-    const tsr_args &a = args.call.a;
-    // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
-    uint32_t n = block_index();
-    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
-    n /= static_cast<uint32_t>(args.tiles);
-    const int column = static_cast<int>(n % static_cast<uint32_t>(args.chunks)) * kDv;
-    n /= static_cast<uint32_t>(args.chunks);
-    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
-    Shared &shared = shared_at<Shared>(0);
-    if (wave() == 0) {
-      Place place = {n / static_cast<uint32_t>(p.heads_q),
-                     args.tiles - 1 - static_cast<int32_t>(tile)};
-      if (a.cu_q)
-        place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
-      if (thread_index() == 0) {
-        shared.odd[0] = shared.odd[1] = -1;
-        shared.place = place;
-        if (place.b >= 0) {
-          const uint32_t kv_head = h / static_cast<uint32_t>(args.call.group);
-          shared.sequence = tsri_sequence_of(&p, &a, place.b);
-          shared.rule = tsri_sequence_rule(&p, &shared.sequence);
-          const tsri_pages pages = tsri_pages_of(&p, &a);
-          shared.k = kv_source<E>(a.k, p.k, shared.sequence.k, pages, place.b, kv_head,
-                                  p.dim_qk, args.call.vector & kVectorK);
-          shared.v = kv_source<E>(a.v, p.v, shared.sequence.k, pages, place.b, kv_head,
-                                  p.dim_v, args.call.vector & kVectorV);
-          if (kAny) shared.terms = score_terms(args.call, shared.sequence, place.b, h);
-        }
-      }
-    }
-    sync_block();
-    const int64_t b = shared.place.b;
-    if (uniform(b < 0)) return;
-    const int32_t row0 = shared.place.tile * kTileQ; // of the slot
-    const int32_t slot_rows = static_cast<int32_t>(shared.sequence.q.slot_len);
-    if (uniform(row0 >= slot_rows)) return;
-    // Used row of the tile's first row; negative before the left padding ends.
-    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
-                                                   shared.sequence.q.slot_begin);
-    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
-    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
-
-    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
-    store_bands<kTileQ, kThreads>(kBands, shared.rule, i0);
-    const RowSource q = row_source<E>(a.q, p.q, shared.sequence.q, b, h, p.dim_qk,
-                                      args.call.vector & kVectorQ);
+  // All key tiles, copied by the device beside the products.
+  TSRI_DEVICE_MEMBER void walk_async(Shared &shared, State &state, const KeyTiles &tiles, const RowSource &q,
+                                     int32_t prefix, int32_t i0, int32_t sq, int column, float unit) {
     const RowSource &k = shared.k, &v = shared.v;
-    State state;
-    clear<U>(state.out);
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      state.m[r] = Softmax::start_max();
-      state.l[r] = Softmax::start_sum();
-    }
-    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
-                            : p.scale * static_cast<float>(TSRI_LOG2E);
     const ScoreTerms &terms = shared.terms;
-
     if (tiles.count > 0) {
       load_tile<E, CopyQ, kThreads, kAny, false>(kTurned ? kK : kQ, q, i0, 0);
       if constexpr (kTurned) { // over what keys need later
@@ -364,8 +326,7 @@ struct Forward {
       const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
       if (tile_class != TSRI_TILE_SKIP) {
-        score_product<U, TileK, TileQ, kDepth, kKeepQ>(
-            s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
+        score_tile(s, k_tile, q_offset, kept);
         if (kAny)
           modify_scores(s, terms, prefix, wave_i0, key0);
         else if (tile_class == TSRI_TILE_EDGE)
@@ -388,6 +349,72 @@ struct Forward {
         multiply_values(state, s, v_tile, !kTurned || shared.odd[n_tile % 2] == n_tile);
       }
       if (kStages == 1) sync_block(); // V has been read by all
+    }
+  }
+
+  TSRI_DEVICE_MEMBER void block(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
+    uint32_t n = block_index();
+    const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
+    n /= static_cast<uint32_t>(args.tiles);
+    const int column = static_cast<int>(n % static_cast<uint32_t>(args.chunks)) * kDv;
+    n /= static_cast<uint32_t>(args.chunks);
+    const uint32_t h = n % static_cast<uint32_t>(p.heads_q);
+    Shared &shared = shared_at<Shared>(0);
+    if (wave() == 0) {
+      Place place = {n / static_cast<uint32_t>(p.heads_q),
+                     args.tiles - 1 - static_cast<int32_t>(tile)};
+      if (a.cu_q)
+        place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
+      if (thread_index() == 0) {
+        shared.odd[0] = shared.odd[1] = -1;
+        shared.place = place;
+        if (place.b >= 0) {
+          const uint32_t kv_head = h / static_cast<uint32_t>(args.call.group);
+          shared.sequence = tsri_sequence_of(&p, &a, place.b);
+          shared.rule = tsri_sequence_rule(&p, &shared.sequence);
+          const tsri_pages pages = tsri_pages_of(&p, &a);
+          shared.k = kv_source<E>(a.k, p.k, shared.sequence.k, pages, place.b, kv_head,
+                                  p.dim_qk, args.call.vector & kVectorK);
+          shared.v = kv_source<E>(a.v, p.v, shared.sequence.k, pages, place.b, kv_head,
+                                  p.dim_v, args.call.vector & kVectorV);
+          if (kAny) shared.terms = score_terms(args.call, shared.sequence, place.b, h);
+        }
+      }
+    }
+    sync_block();
+    const int64_t b = shared.place.b;
+    if (uniform(b < 0)) return;
+    const int32_t row0 = shared.place.tile * kTileQ; // of the slot
+    const int32_t slot_rows = static_cast<int32_t>(shared.sequence.q.slot_len);
+    if (uniform(row0 >= slot_rows)) return;
+    // Used row of the tile's first row; negative before the left padding ends.
+    const int32_t i0 = row0 - static_cast<int32_t>(shared.sequence.q.begin -
+                                                   shared.sequence.q.slot_begin);
+    const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
+    const KeyTiles tiles = key_tiles(shared.rule, larger(i0, 0), smaller(i0 + kTileQ, sq), kTileK);
+
+    const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
+    store_bands<kTileQ, kThreads>(kBands, shared.rule, i0);
+    const RowSource q = row_source<E>(a.q, p.q, shared.sequence.q, b, h, p.dim_qk,
+                                      args.call.vector & kVectorQ);
+    State state;
+    clear<U>(state.out);
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      state.m[r] = Softmax::start_max();
+      state.l[r] = Softmax::start_sum();
+    }
+    const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
+                            : p.scale * static_cast<float>(TSRI_LOG2E);
+
+    if constexpr (U::kStaged) {
+      if (tiles.count > 0)
+        StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
+    } else {
+      walk_async(shared, state, tiles, q, prefix, i0, sq, column, unit);
     }
     copy_wait<0>();
     sync_block(); // the tiles' memory becomes the output's
@@ -413,8 +440,9 @@ struct Forward {
     float l = U::sum_con(lane_sum);
     // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
     if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();
-    RowEnd end = {Softmax::inverse_sum(l), Softmax::log_sum_exp_in(natural, m, l),
-                  max_logit_of(m, l) * natural, used && l != 0.0f}; // 0: no key was allowed
+    RowEnd end = {Softmax::inverse_sum(l), 0.0f, max_logit_of(m, l) * natural,
+                  used && l != 0.0f}; // 0: no key was allowed
+    if (p.sink || p.lse.dtype != TSR_DTYPE_NONE) end.lse = Softmax::log_sum_exp_in(natural, m, l);
     if (p.sink) end.factor = Softmax::join_sink(m * natural, l, call.a.sink[h], &end.lse);
     if (p.dropout > 0) end.factor *= call.keep_scale;
     if (!used) end.lse = end.max_logit = -infinity();
@@ -422,14 +450,18 @@ struct Forward {
   }
 
   TSRI_DEVICE_MEMBER void scale_row(State &state, int r, const RowEnd &end) {
+    const bool all = !any_lane(!end.writes);
     TSRI_UNROLL
     for (int o = 0; o < kOut; ++o)
       TSRI_UNROLL
       for (int e = 0; e < U::kElements; ++e)
-        if (U::slot(e) == r % U::kRows) {
-          float &x = state.out[r / U::kRows][o].x[e];
-          x = end.writes ? x * end.factor : 0.0f;
-        }
+        if (U::slot(e) == r % U::kRows) state.out[r / U::kRows][o].x[e] *= end.factor;
+    if (all) return;
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e)
+        if (U::slot(e) == r % U::kRows && !end.writes) state.out[r / U::kRows][o].x[e] = 0.0f;
   }
 
   // Ends all rows, and O through shared memory.
@@ -447,9 +479,25 @@ struct Forward {
       if (column == 0 && row < rows && U::leads_row())
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
     }
-    store_outputs<U, TileO, kThreads, kFree, kOut, kAny>(
-        state.out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
-        span.slot_begin + row0, rows, column, static_cast<int>(p.dim_v));
+    const auto store = [&](const auto &out, int first) {
+      store_outputs<U, PartO, kThreads, kFree, kOut / kParts, kAny>(
+          out, kQ, wave_row(), 0, p.o, call.a.o, call.vector & kVectorO, false, b, h,
+          span.slot_begin + row0, rows, column + first, static_cast<int>(p.dim_v));
+    };
+    if constexpr (kParts == 1) {
+      store(state.out, 0);
+    } else {
+      TSRI_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        typename U::Acc out[kFree][kOut / kParts];
+        TSRI_UNROLL
+        for (int f = 0; f < kFree; ++f)
+          TSRI_UNROLL
+          for (int o = 0; o < kOut / kParts; ++o) out[f][o] = state.out[f][part * (kOut / kParts) + o];
+        if (part > 0) sync_block();
+        store(out, part * (kDv / kParts));
+      }
+    }
   }
 };
 

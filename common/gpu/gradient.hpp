@@ -15,13 +15,33 @@
 namespace tessera {
 namespace gpu {
 
-// Index in stats (and dq_sum) of used query 0 of a sequence and head.
+// Index in stats (and dq_sum by rows) of used query 0 of a sequence and head.
 TSRI_DEVICE int64_t stat_row(const tsr_problem &p, const tsr_args &a, const tsri_span &q, int64_t b,
                              int64_t h) {
   return (a.cu_q ? h * p.total_q : (b * p.heads_q + h) * p.seq_q) + q.begin;
 }
 
-// Rows of stats and of a chunk of dq_sum.
+// dq_sum by tiles of tile_q used queries: every sequence begins with a tile of its own. Tile 0 of head 0 of
+// sequence b, whose slot begins at slot_begin, and the tiles of a head.
+struct SumTiles {
+  int64_t first, head;
+};
+TSRI_HOST_DEVICE inline SumTiles sum_tiles(const tsr_problem &p, const tsr_args &a, int64_t tile_q,
+                                           int64_t slot_begin, int64_t b) {
+  if (a.cu_q) return SumTiles{slot_begin / tile_q + b, p.total_q / tile_q + p.batch};
+  const int64_t head = (p.seq_q + tile_q - 1) / tile_q;
+  return SumTiles{b * p.heads_q * head, head};
+}
+// Within such a tile of kQuarters * 64 columns and tile_q queries: the element of query q, column d. 64 columns x
+// part_q queries after the other, each as the accumulators of dQ^T lie in a warpgroup: 16 columns a warp, a
+// lane's four numbers of 16 columns x 8 queries together.
+TSRI_DEVICE int sum_index(int q, int d, int tile_q, int part_q) {
+  const int part = tile_q == part_q ? d / 64 : q / part_q;
+  const int warp = d % 64 / 16, lane = d % 8 * 4 + q % 8 / 2;
+  return ((part * 4 + warp) * (part_q / 8) + q % part_q / 8) * 128 + lane * 4 + d % 16 / 8 * 2 + q % 2;
+}
+
+// Rows of stats and of a chunk of dq_sum by rows.
 TSRI_DEVICE int64_t query_rows(const tsr_problem &p, const tsr_args &a) {
   return a.cu_q ? p.heads_q * p.total_q : p.batch * p.heads_q * p.seq_q;
 }
@@ -57,8 +77,8 @@ TSRI_DEVICE float weight_of(const BackwardArgs &args, int64_t first, int32_t i, 
   return kWeighs && i >= 0 && i < length ? args.weight[first + i] : 1.0f;
 }
 
-// prefix: 0 in rows of interval masks, which take problems without one. A used row's band begins at the prefix or later, so that neither an unused row nor the zeros beyond the
-// last one pass for a row that sees the prefix.
+// prefix: 0 in rows of interval masks, which take problems without one. A used row's band begins at the prefix or
+// later, so that neither an unused row nor the zeros beyond the last one pass for a row that sees the prefix.
 TSRI_DEVICE bool stat_allows(const RowStat &stat, int32_t prefix, int32_t j) {
   const uint32_t lo = static_cast<uint32_t>(stat.lo), key = static_cast<uint32_t>(j);
   const int32_t seen = stat.lo >= prefix && stat.lo <= stat.hi ? prefix : 0;
@@ -80,8 +100,8 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
       return;
     }
     // Natural until the difference is taken: the lowest finite score has no finite power in base two.
-    const float p = weight * exp2_of((score_of(terms, dot, i, j) - stat.lse) *
-                                     static_cast<float>(TSRI_LOG2E));
+    const float p = plain_nan(weight * exp2_of((score_of(terms, dot, i, j) - stat.lse) *
+                                               static_cast<float>(TSRI_LOG2E)));
     bool keep = true;
     if (terms.drops) keep = keep_key(terms, i, j);
     x = keep ? p : 0.0f;

@@ -33,10 +33,39 @@ struct alignas(16) Chunk {
   uint32_t w[4];
 };
 
+// x, and if it is a NaN the usual one: where pack_numbers would take a NaN of other bits for a number.
+#if defined(TSRI_GPU_AMD)
+TSRI_DEVICE float plain_nan(float x) { return x == x ? x : __builtin_nanf(""); }
+#else
+TSRI_DEVICE float plain_nan(float x) { return x; }
+#endif
+
+// x, of which the compiler may think that it is false.
+#if defined(TSRI_GPU_AMD)
+TSRI_DEVICE bool seldom(bool x) { return __builtin_expect(x, 0); }
+#else
+TSRI_DEVICE bool seldom(bool x) { return x; }
+#endif
+
 TSRI_DEVICE float infinity() { return __builtin_inff(); }
 
 #if !defined(TSRI_GPU_AMD)
 TSRI_DEVICE void settle(float &) {}
+template <class T>
+TSRI_DEVICE const T &fresh_arguments(const T &args) { return args; }
+TSRI_DEVICE void keep_register(uint32_t &) {}
+TSRI_DEVICE uint32_t pack_numbers_bf16(float lo, float hi) { return pack_bf16(lo, hi); }
+TSRI_DEVICE uint32_t low_halves(uint32_t lo, uint32_t hi) { return (lo & 0xffffu) | hi << 16; }
+TSRI_DEVICE uint32_t high_halves(uint32_t lo, uint32_t hi) { return lo >> 16 | (hi & 0xffff0000u); }
+struct alignas(16) CopyWords { // 16 bytes in registers
+  uint32_t w[4];
+  TSRI_HOST_DEVICE uint32_t &operator[](int i) { return w[i]; }
+  TSRI_HOST_DEVICE uint32_t operator[](int i) const { return w[i]; }
+};
+struct alignas(8) Group { // 8 bytes
+  uint32_t w[2];
+  TSRI_HOST_DEVICE uint32_t operator[](int i) const { return w[i]; }
+};
 #endif
 
 // A value that all lanes of a wave hold, from one lane.

@@ -36,7 +36,9 @@
 namespace tessera {
 namespace gpu {
 
-extern __attribute__((shared, aligned(1024))) unsigned char tsri_shared[];
+// 16 and 8 bytes as one access; structs would be taken apart, or go through scratch.
+typedef uint32_t CopyWords __attribute__((ext_vector_type(4)));
+typedef uint32_t Group __attribute__((ext_vector_type(2)));
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
 // The same, as a value whose origin the compiler does not know: what is computed from it cannot be moved
@@ -46,6 +48,8 @@ TSRI_DEVICE int fresh_thread_index() {
   asm volatile("" : "+v"(x));
   return x;
 }
+// The same for any value, which stays in its register.
+TSRI_DEVICE void keep_register(uint32_t &x) { asm volatile("" : "+v"(x)); }
 TSRI_DEVICE int wave_index(int wave) {
   return __builtin_amdgcn_readfirstlane(thread_index() / wave);
 }
@@ -55,6 +59,14 @@ TSRI_DEVICE uint32_t block_count() {
   const unsigned char *packet = (const unsigned char *)__builtin_amdgcn_dispatch_ptr();
   return *reinterpret_cast<const uint32_t *>(packet + 12) /
          *reinterpret_cast<const uint16_t *>(packet + 4);
+}
+
+// A kernel's arguments, read again: what a loop takes from them is not kept in scalar registers across it.
+template <class T>
+TSRI_DEVICE const T &fresh_arguments(const T &args) {
+  const __attribute__((address_space(4))) T *p = (const __attribute__((address_space(4))) T *)&args;
+  asm volatile("" : "+s"(p));
+  return *(const T *)p;
 }
 
 // Orders shared memory only: no cache is invalidated. Global memory that threads of a block hand to
@@ -73,9 +85,11 @@ TSRI_DEVICE void sync_wave() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
 }
 
+// By number: a launch says how much shared memory there is, and with a symbol for its begin the compiler would
+// add the symbol's 0 to every address.
 template <class T>
 TSRI_DEVICE T &shared_at(uint32_t offset) {
-  return *reinterpret_cast<T *>(tsri_shared + offset);
+  return *(T *)(__attribute__((address_space(3))) T *)offset;
 }
 
 TSRI_DEVICE uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -98,6 +112,13 @@ TSRI_DEVICE bool any_lane(bool x) {
 // A value that all lanes of a wave hold, so that branches on it are branches of the wave: matrix
 // instructions ignore which lanes are on.
 TSRI_DEVICE int32_t uniform(int32_t x) { return __builtin_amdgcn_readfirstlane(x); }
+TSRI_DEVICE int64_t uniform(int64_t x) {
+  const uint32_t lo = static_cast<uint32_t>(uniform(static_cast<int32_t>(x)));
+  return static_cast<int64_t>(static_cast<uint64_t>(uniform(static_cast<int32_t>(x >> 32))) << 32 | lo);
+}
+TSRI_DEVICE const unsigned char *uniform(const unsigned char *p) {
+  return reinterpret_cast<const unsigned char *>(uniform(reinterpret_cast<int64_t>(p)));
+}
 
 TSRI_DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 TSRI_DEVICE float exp2_of(float x) { return __builtin_amdgcn_exp2f(x); } // v_exp_f32: 1 ulp
@@ -122,6 +143,14 @@ TSRI_DEVICE uint32_t round_bf16(float x) { // in the high half
 TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
   return __builtin_amdgcn_perm(round_bf16(hi), round_bf16(lo), 0x07060302u);
 }
+// The same of numbers that are no NaN, or whose row is one anyhow.
+TSRI_DEVICE uint32_t pack_numbers_bf16(float lo, float hi) {
+  const uint32_t a = float_bits(lo), b = float_bits(hi);
+  return __builtin_amdgcn_perm(b + 0x7fffu + ((b >> 16) & 1u), a + 0x7fffu + ((a >> 16) & 1u), 0x07060302u);
+}
+// Halves of two words.
+TSRI_DEVICE uint32_t low_halves(uint32_t lo, uint32_t hi) { return __builtin_amdgcn_perm(hi, lo, 0x05040100u); }
+TSRI_DEVICE uint32_t high_halves(uint32_t lo, uint32_t hi) { return __builtin_amdgcn_perm(hi, lo, 0x07060302u); }
 TSRI_DEVICE uint32_t pack_f16(float lo, float hi) {
   const uint32_t low = __builtin_bit_cast(uint16_t, static_cast<_Float16>(lo));
   return low | static_cast<uint32_t>(__builtin_bit_cast(uint16_t, static_cast<_Float16>(hi))) << 16;
@@ -140,8 +169,16 @@ TSRI_DEVICE T load_global(const void *p) {
     return *(const __attribute__((address_space(1))) T *)p;
 }
 
+// The same at a base that is uniform and 32 bits that are a lane's: no address of 64 bits a lane.
+template <class T>
+TSRI_DEVICE T load_lane(const unsigned char *base, uint32_t offset) {
+  const __attribute__((address_space(1))) unsigned char *p =
+      (const __attribute__((address_space(1))) unsigned char *)base;
+  asm("" : "+s"(p)); // or the sum of both would become a lane's address, moved on in every round of a loop
+  return *(const __attribute__((address_space(1))) T *)(p + offset);
+}
+
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
-typedef uint32_t CopyWords __attribute__((ext_vector_type(4))); // a struct would go through scratch
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   CopyWords x = 0u;
   if (valid) x = load_global<CopyWords>(source);
@@ -161,6 +198,14 @@ TSRI_DEVICE void atomic_add(float *x, float v) {
 TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomic_add(x, lo);
   atomic_add(x + 1, hi);
+}
+// The same at `bytes` behind a base that is uniform and 32 bits that are a lane's; see load_lane.
+TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
+  __attribute__((address_space(1))) char *p = (__attribute__((address_space(1))) char *)base;
+  asm("" : "+s"(p));
+  __attribute__((address_space(1))) float *to = (__attribute__((address_space(1))) float *)(p + offset + bytes);
+  __builtin_amdgcn_global_atomic_fadd_f32(to, lo);
+  __builtin_amdgcn_global_atomic_fadd_f32(to + 1, hi);
 }
 // Who sees what comes after sees what comes before.
 TSRI_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }

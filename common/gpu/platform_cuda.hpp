@@ -70,6 +70,8 @@ TSRI_DEVICE uint32_t shuffle(uint32_t v, int lane) { return __shfl_sync(0xffffff
 TSRI_DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 // A value that all lanes of a wave hold; some compilers have to be told.
 TSRI_DEVICE int32_t uniform(int32_t x) { return x; }
+TSRI_DEVICE int64_t uniform(int64_t x) { return x; }
+TSRI_DEVICE const unsigned char *uniform(const unsigned char *p) { return p; }
 TSRI_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);
 }
@@ -83,6 +85,12 @@ TSRI_DEVICE float exp2_of(float x) {
 TSRI_DEVICE float log_of(float x) { return logf(x); }
 TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
 TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+// 1 / x within 1 ulp; 0 of infinity.
+TSRI_DEVICE float inverse_of(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Two floats rounded to nearest even into one word, lo in the low half.
 TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
@@ -106,11 +114,23 @@ template <class T>
 TSRI_DEVICE T load_global(const void *p) {
   return *static_cast<const T *>(p);
 }
+// The same at a base that all lanes of a wave share and 32 bits that are a lane's.
+template <class T>
+TSRI_DEVICE T load_lane(const unsigned char *base, uint32_t offset) {
+  return load_global<T>(base + offset);
+}
 
 // 16 bytes to global memory as one access; the compiler takes structs apart where it sees fit.
 TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
+}
+
+// 16 bytes of global memory as one access, started where it stands.
+TSRI_DEVICE void fetch_chunk(uint32_t (&w)[4], const void *from) {
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(from));
 }
 
 // 16 bytes of global memory into shared memory; zeros, and no access, where valid is false.
@@ -135,6 +155,10 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomicAdd(x, lo);
   atomicAdd(x + 1, hi);
 #endif
+}
+// The same at `bytes` behind a base that all lanes of a wave share and 32 bits that are a lane's.
+TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
+  atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);
 }
 // Who sees what comes after sees what comes before.
 TSRI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

@@ -76,6 +76,16 @@ TSRI_DEVICE int32_t uniform(int32_t x) {
   return x;
 }
 
+TSRI_DEVICE int64_t uniform(int64_t x) {
+  uniform(static_cast<int32_t>(x >> 32));
+  uniform(static_cast<int32_t>(x));
+  return x;
+}
+TSRI_DEVICE const unsigned char *uniform(const unsigned char *p) {
+  uniform(reinterpret_cast<int64_t>(p));
+  return p;
+}
+
 TSRI_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 TSRI_DEVICE float exp2_of(float x) { // the device's instruction has no subnormal results
   const float y = exp2f(x);
@@ -84,6 +94,7 @@ TSRI_DEVICE float exp2_of(float x) { // the device's instruction has no subnorma
 TSRI_DEVICE float log_of(float x) { return logf(x); }
 TSRI_DEVICE float tanh_of(float x) { return tanhf(x); }
 TSRI_DEVICE float larger_of(float a, float b) { return fmaxf(a, b); }
+TSRI_DEVICE float inverse_of(float x) { return 1.0f / x; }
 
 TSRI_DEVICE uint32_t pack_bf16(float lo, float hi) {
   return static_cast<uint32_t>(tsri_float_to_bf16(lo)) |
@@ -100,8 +111,15 @@ template <class T>
 inline T load_global(const void *p) {
   return *static_cast<const T *>(p);
 }
+// The same at a base that all lanes of a wave share and 32 bits that are a lane's.
+template <class T>
+inline T load_lane(const unsigned char *base, uint32_t offset) {
+  return load_global<T>(base + offset);
+}
 
 TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) { memcpy(to, w, sizeof w); }
+
+TSRI_DEVICE void fetch_chunk(uint32_t (&w)[4], const void *from) { memcpy(w, from, sizeof w); }
 
 TSRI_DEVICE void copy_async(uint32_t offset, const void *source, bool valid) {
   emulated_copy(emulated_thread().shared + offset, valid ? source : nullptr, 16);
@@ -116,6 +134,10 @@ TSRI_DEVICE void atomic_add(float *x, float v) { *x += v; }
 TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   x[0] += lo;
   x[1] += hi;
+}
+// The same at `bytes` behind a base that all lanes of a wave share and 32 bits that are a lane's.
+TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
+  atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);
 }
 TSRI_DEVICE void fence_device() {}
 TSRI_DEVICE void store_word(uint64_t *to, uint64_t x) { *to = x; }

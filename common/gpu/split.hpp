@@ -214,7 +214,7 @@ struct Split {
       mask_scores(s, rows.prefix, key0);
     Wave::fold(state, s, unit);
     if (kAny && shared.terms.drops) drop(s, shared, key0);
-    Wave::multiply_values(state, s, v_tile, true);
+    Wave::multiply_values(state, s, v_tile);
   }
 
   // What all threads need to know of the block's work, and the rows of its tile. By a whole wave; a barrier

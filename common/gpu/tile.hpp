@@ -33,19 +33,25 @@ struct Tile {
 
 // The same elements with columns as rows, for matrix units that read along the index that runs over the
 // rows of memory. Of 16-bit elements; a row (a column of memory) is groups of four elements, and group
-// q of row c sits at q ^ swizzle(c), so that neither reads nor writes of 8 bytes meet in a bank.
-template <class E, int kRows_, int kColumns_>
+// q of row c sits at q ^ swizzle(c), so that neither reads nor writes of 8 bytes meet in a bank. kPair 2: two
+// groups stay side by side, for reads of 16 bytes.
+template <class E, int kRows_, int kColumns_, int kPair = 1>
 struct TransposedTile {
-  static_assert(sizeof(E) == 2 && kRows_ % 32 == 0, "rows of whole groups");
+  static_assert(sizeof(E) == 2 && (kRows_ == 16 || kRows_ % 32 == 0), "rows of whole groups");
   static constexpr int kRows = kRows_; // of memory
   static constexpr int kColumns = kColumns_;
   static constexpr int kRowBytes = kRows * 2;
   static constexpr int kBytes = kColumns * kRowBytes;
   static constexpr int kPlanes = 1;
   static constexpr bool kTransposed = true;
-  static constexpr int kMask = kRows >= 64 ? 15 : 7;
+  static constexpr int kMask = kRows >= 64 ? 15 : kRows >= 32 ? 7 : 3;
 
-  TSRI_DEVICE_MEMBER int swizzle(int column) { return (column ^ column >> 4) & kMask; }
+  TSRI_DEVICE_MEMBER int swizzle(int column) {
+    // Rows of 128, 64 or 32 bytes, of which one, two or four pass all banks.
+    if (kPair == 2) return (kRows >= 64 ? column * 2 : kRows >= 32 ? column : column >> 1) & kMask & ~1;
+    if (kRows < 32) return (column >> 2) & kMask;
+    return (column ^ column >> 4) & kMask;
+  }
   // Byte offset of rows 4 q .. 4 q + 3 of a column.
   TSRI_DEVICE_MEMBER uint32_t at(int column, int q) {
     return static_cast<uint32_t>(column * kRowBytes + (q ^ swizzle(column)) * 8);
@@ -144,10 +150,6 @@ TSRI_DEVICE void load_chunk(uint32_t to, const RowSource &s, int row, int c) {
     copy_async(to, valid ? row_address(s, row) + c * 16 : s.base, valid);
 }
 
-struct alignas(8) Group {
-  uint32_t w[2];
-};
-
 // Elements column and column + 1, column even, of a row; zeros outside the source.
 template <class E, bool kAny>
 TSRI_DEVICE uint32_t load_pair(const RowSource &s, int row, int column) {
@@ -174,9 +176,9 @@ TSRI_DEVICE void load_transposed(uint32_t offset, const RowSource &s, int first,
     TSRI_UNROLL
     for (int r = 0; r < 4; ++r) x[r] = load_pair<E, kAny>(s, first + 4 * q + r, column + c);
     shared_at<Group>(offset + T::at(c, q)) =
-        Group{{(x[0] & 0xffffu) | x[1] << 16, (x[2] & 0xffffu) | x[3] << 16}};
+        Group{low_halves(x[0], x[1]), low_halves(x[2], x[3])};
     shared_at<Group>(offset + T::at(c + 1, q)) =
-        Group{{x[0] >> 16 | (x[1] & 0xffff0000u), x[2] >> 16 | (x[3] & 0xffff0000u)}};
+        Group{high_halves(x[0], x[1]), high_halves(x[2], x[3])};
   }
 }
 

@@ -13,6 +13,17 @@
 namespace tessera {
 namespace gpu {
 
+// n / d and n % d; 64-bit division is a subroutine of a hundred instructions on a device.
+TSRI_DEVICE int64_t divide(int64_t n, int64_t d, int64_t &rest) {
+  if (n <= UINT32_MAX && d <= UINT32_MAX) {
+    const uint32_t quotient = static_cast<uint32_t>(n) / static_cast<uint32_t>(d);
+    rest = static_cast<uint32_t>(n) - quotient * static_cast<uint32_t>(d);
+    return quotient;
+  }
+  rest = n % d;
+  return n / d;
+}
+
 struct Place {
   int64_t b;    // sequence; -1: none, the block has nothing to do
   int32_t tile; // of that sequence's slot

@@ -65,7 +65,7 @@ void try_case(const char *unit, const Case &c) {
 }
 
 template <class U, int kTileQ, int kTileK, int kWaves, int kStages, bool kAny>
-struct Config : Forward<U, kTileQ, kTileK, 64, 64, kWaves, kStages, kAny> {
+struct Config : Forward<U, kTileQ, kTileK, 64, 64, kWaves, kStages, kAny, kAny> {
   static constexpr int kWave = U::kWave, kColumns = 64;
 };
 

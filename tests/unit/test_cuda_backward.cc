@@ -79,6 +79,9 @@ Test(cuda_backward, copy_engine) {
     // Sums of whole chunks, also beyond the last column; wide rows make dQ apart.
     cr_expect_eq(cut.sums, dim < 256);
     cr_expect_eq(cut.dq_chunks * int64_t{cut.dq_columns}, dim);
+    // Of whole tiles of queries.
+    const int64_t tiles = (p.seq_q + w.row->tile_q - 1) / w.row->tile_q;
+    cr_expect_eq(cut.dq_floats, p.batch * p.heads_q * tiles * w.row->tile_q * dim);
     cr_expect(cut.sums ? w.row->entry[tessera::cuda::kEntryMain].function != nullptr
                        : cut.queries.blocks > 0);
     cr_expect_not_null(w.row->entry[tessera::cuda::kEntryKeys].function);

@@ -30,19 +30,28 @@ Test(cuda_select, refusals_say_what_was_found) {
 Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   tsr_problem p = problem_of(2, 4, 2, 128, 128, 64, 64);
   expect_row(h200, p, "_edge_");
+  p = problem_of(2, 4, 2, 2048, 2048, 64, 64);
   p.softcap = 20;
-  expect_row(h200, p, "_any_");
+  expect_row(h200, p, "_score__sm90_");
+  expect_row(kDevices[1], p, "_any_");
   cr_expect(select(h200, p).refusals.find("the problem uses a softcap\n") != std::string::npos);
   p.bias = layout_of(TSR_DTYPE_F32, 0);
   p.dropout = 0.5f;
   cr_expect(select(h200, p).refusals.find("the problem uses a bias, a softcap, dropout\n") !=
             std::string::npos);
-  p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  p = problem_of(2, 4, 2, 2048, 2048, 64, 64);
   p.scale = -1;
-  expect_row(h200, p, "_any_");
+  expect_row(h200, p, "_score__sm90_");
   cr_expect(select(h200, p).refusals.find("scale is -1; this kernel needs log2 e times it") !=
             std::string::npos);
   p.scale = 3e38f;
+  expect_row(h200, p, "_score__sm90_");
+  p.softcap = 1e-3f;
+  expect_row(h200, p, "_any_");
+  cr_expect(select(h200, p).refusals.find("this kernel needs their ratio to be a normal float32") != std::string::npos);
+  // Masks of pairs are left to rows that take one pair after the other.
+  p = problem_of(2, 4, 2, 128, 128, 64, 64);
+  p.mask = layout_of(TSR_DTYPE_U8, 0);
   expect_row(h200, p, "_any_");
   // Alignment that is not promised, a row that is no multiple of 16 bytes, a stride that is none.
   expect_row(h200, problem_of(2, 4, 2, 128, 128, 64, 64, TSR_DTYPE_BF16, 0), "_any_");
@@ -65,11 +74,56 @@ Test(cuda_select, features_and_layouts_of_the_mask_classes) {
   cr_expect(o.refusals.find("o has rows that do not begin and end") != std::string::npos);
 }
 
+// Pages that the copy engine's boxes divide; others are looked up row by row.
+Test(cuda_select, pages) {
+  tsr_problem p = problem_of(4, 16, 16, 2048, 0, 128, 128);
+  p.arrays = TSR_ARRAY_USED_K;
+  p.page_size = 16, p.max_pages = 128, p.num_pages = 600;
+  expect_row(h200, p, "_paged__sm90_");
+  expect_row(kDevices[1], p, "_paged__sm80_");
+  p.softcap = 20;
+  expect_row(h200, p, "_any_");
+  p.softcap = 0;
+  p.page_size = 8, p.max_pages = 256;
+  expect_row(h200, p, "_paged__sm90_");
+  p.arrays |= TSR_ARRAY_LEFT_PAD_K;
+  expect_row(h200, p, "_paged__sm80_");
+  cr_expect(select(h200, p).refusals.find("keys have left padding") != std::string::npos);
+  p.arrays = TSR_ARRAY_USED_K;
+  p.num_pages = int64_t{1} << 33;
+  expect_row(h200, p, "_paged__sm80_");
+  cr_expect(select(h200, p).refusals.find("8589934592 pages; this kernel takes 1 to") != std::string::npos);
+  p.num_pages = 600;
+  p.page_size = 12, p.max_pages = 170;
+  expect_row(h200, p, "_paged__sm80_");
+  cr_expect(select(h200, p).refusals.find("pages have 12 rows; this kernel takes multiples of 8") !=
+            std::string::npos);
+  // Without pages others are there.
+  cr_expect(select(h200, problem_of(4, 16, 16, 2048, 2048, 128, 128)).refusals.find("keys do not lie in pages") !=
+            std::string::npos);
+}
+
+// Rows with score steps take what has none as well, and slower.
+Test(cuda_select, steps_cost) {
+  for (int64_t dim : {64, 80, 128, 256})
+    for (int64_t n : {512, 4096}) expect_row(h200, problem_of(4, 16, 16, n, n, dim, dim), "_edge__sm90_");
+  tsr_problem p = problem_of(4, 16, 16, 4096, 4096, 128, 128);
+  for (int feature = 0; feature < 4; ++feature) {
+    p = problem_of(4, 16, 16, 4096, 4096, 128, 128);
+    if (feature == 0) p.bias = layout_of(TSR_DTYPE_BF16, 16);
+    if (feature == 1) p.alibi = TSR_ALIBI_PER_HEAD;
+    if (feature == 2) p.dropout = 0.1f;
+    if (feature == 3) p.max_logit = layout_of(TSR_DTYPE_F32, 0);
+    expect_row(h200, p, "_score__sm90_");
+  }
+}
+
 Test(cuda_select, tiers_follow_the_head_dimension) {
   for (const DeviceFacts &device : kDevices) {
     if (device.shared_per_block < 160 << 10) continue;
     expect_row(device, problem_of(4, 16, 16, 2048, 2048, 64, 64), "_d64_");
     expect_row(device, problem_of(4, 16, 16, 2048, 2048, 40, 40), "_d64_");
+    expect_row(device, problem_of(4, 16, 16, 2048, 2048, 80, 80), device.arch == 90 ? "_d96_" : "_d128_");
     expect_row(device, problem_of(4, 16, 16, 2048, 2048, 128, 128), "_d128_");
     expect_row(device, problem_of(4, 16, 16, 2048, 2048, 256, 256), "_d256_");
     expect_row(device, problem_of(4, 16, 16, 2048, 2048, 192, 128), "_d192x128_");
@@ -239,6 +293,25 @@ Test(cuda_select, batch_invariant_choice_is_of_the_shape_alone) {
       for (int64_t dim : {40, 64, 128})
         for (tsr_causal causal : {TSR_CAUSAL_NONE, TSR_CAUSAL_BOTTOM_RIGHT})
           expect_one_row(device, dtype, dim, causal);
+}
+
+// Blocks that stay: their lists of work have an end, and what does not fit makes whole rounds of blocks.
+Test(cuda_select, blocks_that_stay_come_in_whole_rounds) {
+  for (int64_t sq : {512, 4096, 8192, 16384, 32768, 131072})
+    for (int64_t dim : {64, 128, 256}) {
+      const tsr_resolved r = resolve(problem_of(1, 64, 8, sq, sq, dim, dim));
+      const Row *row;
+      for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i) {
+        Choice c;
+        tsr_reason why = {};
+        if (row->family != Family::kEngineForward || !tessera::cuda::select_row(h200, *row, r, &c, &why)) continue;
+        const int64_t held = static_cast<int64_t>(h200.processors) * row->engine.blocks;
+        const int64_t pairs = 64 * ((c.cut.tiles + 1) / 2);
+        cr_expect(c.cut.blocks % held == 0 || c.cut.blocks == 2 * pairs, "%s: %lld blocks", row->name,
+                  static_cast<long long>(c.cut.blocks));
+        cr_expect_leq(2 * ((pairs + c.cut.blocks - 1) / c.cut.blocks), row->engine.items, "%s", row->name);
+      }
+    }
 }
 
 Test(cuda_select, empty_problems_need_no_block) {

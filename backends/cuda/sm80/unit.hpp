@@ -26,6 +26,7 @@ struct MmaSyncLayout {
   static constexpr int kCon = 16;  // con indices of it
   static constexpr int kElements = 8;
   static constexpr int kRows = 2; // distinct free indices of a lane
+  static constexpr bool kStaged = false; // the device copies to shared memory by itself
 
   struct Acc {
     float x[kElements];

@@ -8,8 +8,8 @@
 //   dV += P^T dO   dK += dS^T Q             dQ += dS K, added into float sums shared by all blocks
 //
 // One warp feeds the copy engine with queries and dO, another fetches what is known of query rows. Products are
-// started as soon as their operands are there, scores of the next tile before the sums of dQ are added, so that
-// tensor cores have work while threads compute (Shah et al. 2024, "FlashAttention-3", section 3.2 for
+// started as soon as their operands are there, scores of the next tile before the sums of dQ are added, and dQ,
+// transposed, one tile late, so that tensor cores have work while threads compute (Shah et al. 2024, "FlashAttention-3", section 3.2 for
 // forward). Interval masks without a prefix on aligned tensors without pages.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
@@ -27,120 +27,81 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   using typename Keys::Args;
   using typename Keys::Operand;
   using typename Keys::Scores;
+  using typename Keys::Turn;
   using typename Keys::U;
   using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
   using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
-  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes, Keys::kRowBytes;
-  using Keys::kEmpty, Keys::kFullK, Keys::kFullStats, Keys::kFullV, Keys::kGroupBarrier;
-  using Keys::work, Keys::slot_of, Keys::parity_of, Keys::left_of, Keys::first_key;
-  static constexpr int kQueryGroups = kTileQ / 64; // dQ: warpgroups over queries, the rest over columns
-  static constexpr int kOutQ = kDqk / 16 / (kGroups / kQueryGroups);
-  static_assert(kTileQ == 64 || kTileQ == 128, "dQ is made of whole products");
-  static constexpr uint32_t kFullS = Keys::kMore;
-  static constexpr uint32_t kBytesS = kQueryGroups * kPieceK; // dS^T: rows of keys, pieces of 64 queries
-  static constexpr uint32_t kS = Keys::kTilesEnd;
-  static constexpr int kColumns = kOutQ * 16; // of a chunk of dq_sum
-  static constexpr uint32_t kPartD = 16 * kColumns * 4, kD = kS + kStages * kBytesS; // dQ of a warp
-  static_assert(kColumns == 64, "dq_sum is turned within 32 columns, and chunks are those of a warpgroup");
-  static constexpr uint32_t kSharedBytes = kD + 4 * kGroups * kPartD;
+  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
+  using Keys::kEmpty, Keys::kFullK, Keys::kFullV, Keys::kGroupBarrier;
+  using Keys::work, Keys::slot_of, Keys::parity_of;
+  // dQ^T: warpgroups over columns, or over queries where there are 64 columns.
+  static constexpr int kPartQ = kDqk / 64 == kGroups ? kTileQ : kTileQ / kGroups;
+  static_assert(kPartQ * 64 * kGroups == kTileQ * kDqk, "dQ is made of whole products");
+  using Sums = Acc[kPartQ / 16];
+  // dS: pieces of 64 keys, rows of queries. A warpgroup's piece is full when all its warps have written, empty
+  // when both have read it.
+  static constexpr uint32_t kFullS = Keys::kMore, kEmptyS = kFullS + 8 * kStages;
+  static constexpr uint32_t kPieceS = kTileQ * 128, kBytesS = kGroups * kPieceS, kS = Keys::kTilesEnd;
+  static constexpr uint32_t kPartD = 16 * kPartQ * 4, kD = kS + kStages * kBytesS; // dQ of a warp
+  static constexpr uint32_t kSharedBytes = kSums ? kD + 4 * kGroups * kPartD : Keys::kTilesEnd;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
-  static constexpr bool kEarly = kTileQ == 64;
-
-  // out[query][column] = dS K.
-  TSRI_DEVICE_MEMBER void start_queries(Acc (&out)[kOutQ], MatrixTile s, MatrixTile k) {
-    s = matrix_fresh(s);
-    k = matrix_fresh(k);
+  // Columns (of Q) x queries: K^T dS^T.
+  TSRI_DEVICE_MEMBER void start_queries(Sums &dq, uint32_t slot, int group) {
+    const uint32_t own = static_cast<uint32_t>(group);
+    const MatrixTile k = matrix_fresh(matrix_tile(kK + (kDqk > 64 ? own * kPieceK : 0), kPieceK));
+    const MatrixTile s =
+        matrix_fresh(matrix_tile(kS + slot * kBytesS + (kPartQ < kTileQ ? own * (kPartQ * 128) : 0), 16));
     TSRI_UNROLL
     for (int t = 0; t < kTileK / 16; ++t)
-      matrix_product<true, true>(E{}, out, matrix_at(s, t * 2048), matrix_at(k, t * 2048), t > 0);
+      matrix_product<true, false>(E{}, dq, matrix_at(k, static_cast<uint32_t>(t) * 2048),
+                                  matrix_at(s, static_cast<uint32_t>(t / 4) * kPieceS + t % 4 * 32), t > 0);
     matrix_commit();
   }
 
-  // This warp's 16 keys of dS^T.
-  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Operand &p) {
-    const int thread = fresh_thread_index(), lane = thread % 32, r = thread / 32 * 16 + lane % 16;
-    const uint32_t at = tile + static_cast<uint32_t>(r) * 128;
+  // This warp's 16 keys of dS.
+  TSRI_DEVICE_MEMBER void store_scores(uint32_t tile, const Operand &ds) {
+    const int thread = fresh_thread_index(), lane = thread % 32, chunk = thread / 32 % 4 * 2 + lane / 8 % 2;
+    const uint32_t at = tile + static_cast<uint32_t>(thread / kWarpgroup) * kPieceS +
+                        static_cast<uint32_t>(lane / 16 * 8 + lane % 8) * 128 +
+                        static_cast<uint32_t>((chunk ^ lane % 8) << 4);
     TSRI_UNROLL
-    for (int c = 0; c < kCon; ++c) {
-      const int chunk = c % 4 * 2 + lane / 16;
-      store_matrices(at + static_cast<uint32_t>(c / 4) * kPieceK + static_cast<uint32_t>((chunk ^ (r & 7)) << 4),
-                     p[c]);
-    }
+    for (int c = 0; c < kCon; ++c) store_matrices_transposed(at + static_cast<uint32_t>(c) * 2048, ds[c]);
   }
 
-  // A warp's 16 queries of dQ, by way of its own part of shared memory and the copy engine: additions by the threads
-  // themselves take longer than the products. n: row of stats of the tile's first query, of which `rows` are
-  // used.
-  TSRI_DEVICE_MEMBER void add_queries(const BackwardArgs &args, const Acc (&out)[kOutQ], int64_t n, int32_t rows) {
-    const int thread = fresh_thread_index(), group = thread / kWarpgroup, lane = thread % 32;
-    const int first = (kQueryGroups == 1 ? 0 : 64 * group) + thread / 32 % 4 * 16; // of the tile
-    const uint32_t part = kD + static_cast<uint32_t>(thread / 32) * kPartD;
-    if (lane == 0) bulk_wait_read();
+  // A warp's part of dQ goes to its own part of shared memory, and from there the copy engine adds it: additions
+  // by the threads themselves take longer than the products. Unused queries add zeros.
+  TSRI_DEVICE_MEMBER uint32_t part_of(int thread) { return kD + static_cast<uint32_t>(thread / 32) * kPartD; }
+  TSRI_DEVICE_MEMBER void store_queries(const Sums &dq) {
+    const int thread = fresh_thread_index();
+    const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
+    if (thread % 32 == 0) bulk_wait_read();
     sync_wave();
     TSRI_UNROLL
-    for (int slot = 0; slot < 2; ++slot) {
-      const int row = lane / 4 + 8 * slot;
-      const uint32_t turn = (static_cast<uint32_t>(n) + static_cast<uint32_t>(row)) % 4 * 32;
-      const uint32_t at = part + static_cast<uint32_t>(row) * kColumns * 4 + static_cast<uint32_t>(lane % 4) * 8;
+    for (int c = 0; c < kPartQ / 16; ++c)
       TSRI_UNROLL
-      for (int o = 0; o < kOutQ; ++o)
-        TSRI_UNROLL
-        for (int half = 0; half < 2; ++half)
-          shared_at<Pair>(at + (static_cast<uint32_t>(64 * o + 32 * half) ^ turn)) =
-              Pair{out[o].x[4 * half + 2 * slot], out[o].x[4 * half + 2 * slot + 1]};
-    }
+      for (int half = 0; half < 2; ++half) {
+        const float *x = dq[c].x + 4 * half;
+        shared_at<Chunk>(at + static_cast<uint32_t>(2 * c + half) * 512) =
+            Chunk{{float_bits(x[0]), float_bits(x[1]), float_bits(x[2]), float_bits(x[3])}};
+      }
+  }
+  TSRI_DEVICE_MEMBER void add_queries(const BackwardArgs &args, int32_t tile) {
     fence_async();
     sync_wave();
-    const int32_t used = smaller(rows - first, 16);
-    if (lane != 0 || used <= 0) return;
-    const int64_t chunk = kQueryGroups == 1 ? group : 0;
-    bulk_add(args.dq_sum + (chunk * query_rows(args.call.p, args.call.a) + n + first) * kColumns, part,
-             static_cast<uint32_t>(used) * kColumns * 4);
+    const int thread = fresh_thread_index();
+    if (thread % 32 != 0) return;
+    bulk_add(args.dq_sum + static_cast<int64_t>(tile) * (kTileQ * kDqk) + thread / 32 * (16 * kPartQ),
+             part_of(thread), kPartD);
     bulk_commit();
   }
 
-  // A turn of the walk: one query tile of one head of the group.
-  struct Turn {
-    int32_t n, tile, head; // number, and tile of the walk and head that follow from it
-    TSRI_DEVICE_MEMBER bool next(Turn &turn) { // whether there is one
-      const KeyWork &w = work();
-      if (++turn.tile == w.count) {
-        turn.tile = 0;
-        ++turn.head;
-      }
-      ++turn.n;
-      return turn.head < w.heads;
-    }
-  };
-
-  TSRI_DEVICE_MEMBER bool is_full(uint32_t stats, int group) {
-    return shared_at<int32_t>(stats + 4 * kRowBytes + static_cast<uint32_t>(group) * 4) == TSRI_TILE_FULL;
-  }
   TSRI_DEVICE_MEMBER MatrixTile own_keys(uint32_t tile, int group) {
     return matrix_tile(tile + static_cast<uint32_t>(group) * 64 * 128, 16);
   }
-  TSRI_DEVICE_MEMBER void release(uint32_t slot) {
-    if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
-  }
-
-  // dS of this warp is in shared memory: products out of it may begin when that of all warps is.
-  TSRI_DEVICE_MEMBER void share_scores(uint32_t slot) {
-    fence_async();
-    sync_wave();
-    if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot);
-  }
-  TSRI_DEVICE_MEMBER void start_shared(Acc (&dq)[kOutQ], uint32_t slot, uint32_t parity, int group) {
-    const uint32_t own = static_cast<uint32_t>(group) * kPieceK, s_tile = kS + slot * kBytesS;
-    phase_wait(kFullS + 8 * slot, parity);
-    matrix_begin();
-    start_queries(dq, matrix_tile(s_tile + (kQueryGroups == 1 ? 0 : own), kPieceK),
-                  matrix_tile(kK + (kQueryGroups == 1 ? own : 0), kPieceK));
-  }
-  TSRI_DEVICE_MEMBER int64_t stats_row(const Turn &turn) {
-    const KeyWork &w = work();
-    return w.stats + turn.head * w.head_stats + (w.begin + turn.tile) * kTileQ;
+  TSRI_DEVICE_MEMBER void arrive_group(uint32_t barrier) {
+    if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(barrier);
   }
 
   TSRI_DEVICE_MEMBER void wait_keys(int group) {
@@ -148,78 +109,173 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     phase_wait(kFullK, 0);
     if (kSums && (w.key0 < 0 || w.key0 + kTileK > w.keys))
       clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
-    phase_wait(kFullV, 0);
   }
+
+  // ---------------------------------------------------------------------- steps of turn n
 
   TSRI_DEVICE_MEMBER void start_scores_of(Scores &s, int32_t n, int group) {
+    matrix_begin();
     start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(kK, group), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
   }
-
-  // All query tiles of all heads of the group.
-  TSRI_DEVICE_MEMBER void walk(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
-    const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    Turn turn = {0, 0, 0};
-    Scores s, dp;
-    Operand p, ds;
-    wait_keys(group);
-    Keys::wait_queries(0, 0, group);
+  TSRI_DEVICE_MEMBER void start_dp(Scores &dp, int32_t n, bool tails, int group) {
+    Keys::wait_dout(n, tails, group);
     matrix_begin();
-    start_scores_of(s, 0, group);
-    matrix_wait<0>();
-    matrix_pin(s);
+    start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(kO + slot_of(n) * kBytesO, 16));
+  }
+  TSRI_DEVICE_MEMBER void start_values(Acc (&dv)[kDv / 16], const Operand &p, int32_t n) {
+    matrix_begin();
+    start_sums<E>(dv, p, matrix_tile(kO + slot_of(n) * kBytesO, kPieceQ));
+  }
+  TSRI_DEVICE_MEMBER void start_keys(Acc (&dk)[kDqk / 16], const Operand &ds, int32_t n) {
+    matrix_begin();
+    start_sums<E>(dk, ds, matrix_tile(kQ + slot_of(n) * kBytesQ, kPieceQ));
+  }
+  // dS into its place, from which both warpgroups have read that of turn n - 2.
+  TSRI_DEVICE_MEMBER void put_scores(const Operand &ds, int32_t n) {
+    if (!kSums) return;
+    if (n > 0) phase_wait(kEmptyS + 8 * slot_of(n), parity_of(n - 1));
+    store_scores(kS + slot_of(n) * kBytesS, ds);
+  }
+  TSRI_DEVICE_MEMBER void share_scores(int32_t n) {
+    if (!kSums) return;
+    fence_async();
+    sync_wave();
+    if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot_of(n));
+  }
+  // n -1: of nothing, and nobody reads it; a product under a condition would be waited for at once.
+  TSRI_DEVICE_MEMBER void start_dq(Sums &dq, int32_t n, int group) {
+    if (n >= 0) phase_wait(kFullS + 8 * slot_of(n), parity_of(n));
+    matrix_begin();
+    start_queries(dq, slot_of(n), group);
+  }
+  // After dQ has been waited for, into shared memory.
+  TSRI_DEVICE_MEMBER void take_dq(Sums &dq, int32_t n) {
+    matrix_pin(dq);
+    arrive_group(kEmptyS + 8 * slot_of(n));
+    if (n >= 0) store_queries(dq);
+  }
+  TSRI_DEVICE_MEMBER uint32_t stats_of(int32_t n) { return kStats + slot_of(n) * kStatBytes; }
+  TSRI_DEVICE_MEMBER bool is_full(const Turn &turn) { return turn.kind == TSRI_TILE_FULL; }
+
+  // The walk over `turns` query tiles, of all heads of the group; `s` holds scores of turn 0. dQ of a turn is made
+  // in the next one, when the other warpgroup's dS has long been there: the two need not go in step, and one
+  // multiplies while the other computes. After the last turn scores of none are made. Returns the tile of dq_sum
+  // of the last turn, whose dQ is left to do.
+  //
+  // Of 64 queries P, as floats and as operand, and dP fit into registers: dV begins before dS is there, and P of
+  // the next turn is found beside dQ.
+  TSRI_DEVICE_MEMBER int32_t walk_small(const Args &args, int group, int32_t turns, float unit, Scores &s,
+                                        Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    const bool tails = Keys::has_tails();
+    int32_t sum_stored = 0, sum_before = 0; // tiles of dq_sum: of dQ in shared memory, of turn n - 1
+    Scores dp;
+    Operand p, ds;
+    Turn turn = Keys::turn_at(stats_of(0), group);
+    Keys::template differentiate<true>(is_full(turn), s, s, stats_of(0), unit);
     TSRI_NO_UNROLL
-    for (;;) {
-      const uint32_t slot = slot_of(turn.n), parity = parity_of(turn.n), stats = kStats + slot * kStatBytes;
-      const uint32_t o_tile = kO + slot * kBytesO;
-      Keys::wait_dout(turn.n, turn.tile, group);
-      matrix_begin();
-      start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(o_tile, 16));
-      phase_wait(kFullStats + 8 * slot, parity);
-      const bool full = is_full(stats, group);
-      if (full)
-        Keys::template differentiate<false, true>(s, dp, stats, unit, first_key());
-      else
-        Keys::template differentiate<true, true>(s, dp, stats, unit, first_key());
-      if constexpr (kEarly) {
-        pack_operand<E>(p, s);
-        matrix_begin();
-        start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      }
-      matrix_wait<kEarly ? 1 : 0>();
+    for (int32_t n = 0;; ++n) {
+      start_dp(dp, n, tails, group);
+      if (kSums && n > 1) add_queries(args.backward, sum_stored);
+      pack_operand<E>(p, s);
+      start_values(dv, p, n);
+      matrix_wait<1>();
       matrix_pin(dp);
-      if (full)
-        Keys::template differentiate<false, false>(s, dp, stats, unit, first_key());
-      else
-        Keys::template differentiate<true, false>(s, dp, stats, unit, first_key());
+      Keys::template differentiate<false>(is_full(turn), s, dp, stats_of(n), unit);
       pack_operand<E>(ds, dp);
-      if constexpr (!kEarly) pack_operand<E>(p, s);
-      if constexpr (kSums) {
-        store_scores(kS + slot * kBytesS, ds);
-        share_scores(slot);
-      }
-      matrix_begin();
-      if constexpr (!kEarly) start_sums<E>(dv, p, matrix_tile(o_tile, kPieceQ));
-      start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ, kPieceQ));
-      Acc dq[kOutQ];
-      if constexpr (kSums) start_shared(dq, slot, parity, group);
+      put_scores(ds, n);
+      start_keys(dk, ds, n);
+      share_scores(n);
+      sum_stored = sum_before;
+      sum_before = turn.sum;
+      matrix_wait<1>(); // dV
+      const bool more = n + 1 < turns;
+      if (more) Keys::wait_queries(n + 1, tails, group);
+      start_scores_of(s, n + 1, group);
+      if (more) turn = Keys::turn_at(stats_of(n + 1), group);
+      matrix_wait<1>(); // dK
+      arrive_group(kEmpty + 8 * slot_of(n));
+      Sums dq;
+      if constexpr (kSums) start_dq(dq, n - 1, group);
       matrix_wait<kSums ? 1 : 0>();
-      release(slot);
-      const int64_t row = stats_row(turn);
-      const int32_t left = left_of(turn.tile);
-      const bool more = Turn::next(turn);
-      // After the last tile scores of none, which nobody reads: a product under a condition would be waited for
-      // at once.
-      if (more) Keys::wait_queries(turn.n, turn.tile, group);
-      matrix_begin();
-      start_scores_of(s, turn.n, group);
+      matrix_pin(s);
+      Keys::template differentiate<true>(is_full(turn), s, s, stats_of(n + 1), unit);
+      if constexpr (kSums) {
+        matrix_wait<0>();
+        take_dq(dq, n - 1);
+      }
+      if (!more) break;
+    }
+    if (kSums && turns > 1) add_queries(args.backward, sum_stored);
+    return sum_before;
+  }
+
+  // Of 128 queries P is found beside dP, and scores of the next turn are made while dQ leaves.
+  TSRI_DEVICE_MEMBER int32_t walk_large(const Args &args, int group, int32_t turns, float unit, Scores &s,
+                                        Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    const bool tails = Keys::has_tails();
+    int32_t sum_before = 0;
+    Scores dp;
+    Operand p, ds;
+    Turn turn = Keys::turn_at(stats_of(0), group);
+    TSRI_NO_UNROLL
+    for (int32_t n = 0;; ++n) {
+      start_dp(dp, n, tails, group);
+      Keys::template differentiate<true>(is_full(turn), s, dp, stats_of(n), unit);
+      matrix_wait<0>();
+      matrix_pin(dp);
+      Keys::template differentiate<false>(is_full(turn), s, dp, stats_of(n), unit);
+      pack_operand<E>(ds, dp);
+      pack_operand<E>(p, s);
+      put_scores(ds, n);
+      start_values(dv, p, n);
+      start_keys(dk, ds, n);
+      share_scores(n);
+      Sums dq;
+      if constexpr (kSums) {
+        matrix_wait<1>(); // dV
+        start_dq(dq, n - 1, group);
+      }
+      matrix_wait<kSums ? 1 : 0>(); // dK
+      arrive_group(kEmpty + 8 * slot_of(n));
+      const bool more = n + 1 < turns;
+      const int32_t sum = sum_before;
+      sum_before = turn.sum;
+      if (more) Keys::wait_queries(n + 1, tails, group);
+      start_scores_of(s, n + 1, group);
+      if (more) turn = Keys::turn_at(stats_of(n + 1), group);
       if constexpr (kSums) {
         matrix_wait<1>();
-        matrix_pin(dq);
-        add_queries(args.backward, dq, row, left);
+        take_dq(dq, n - 1);
+        if (n > 0) add_queries(args.backward, sum);
       }
       matrix_wait<0>();
       matrix_pin(s);
       if (!more) break;
+    }
+    return sum_before;
+  }
+
+  TSRI_DEVICE_MEMBER void walk(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    const int32_t turns = work().count * work().heads;
+    Scores s;
+    wait_keys(group);
+    Keys::wait_queries(0, Keys::has_tails(), group);
+    start_scores_of(s, 0, group);
+    phase_wait(kFullV, 0);
+    matrix_wait<0>();
+    matrix_pin(s);
+    int32_t sum;
+    if constexpr (kTileQ == 64)
+      sum = walk_small(args, group, turns, unit, s, dk, dv);
+    else
+      sum = walk_large(args, group, turns, unit, s, dk, dv);
+    if constexpr (kSums) {
+      Sums dq;
+      start_dq(dq, turns - 1, group);
+      matrix_wait<0>();
+      take_dq(dq, turns - 1);
+      add_queries(args.backward, sum);
     }
   }
 
@@ -233,7 +289,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       walk(args, group, dk[0], dv[0]);
       matrix_pin(dk[0]);
       matrix_pin(dv[0]);
-      if (kSums && thread_index() % 32 == 0) bulk_wait();
     }
     const KeyWork &w = work();
     const int row = thread_index() / 32 * 16, first = -w.key0, last = w.keys - w.key0;
@@ -241,13 +296,17 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
                            w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
     store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                            w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+    if (kSums && w.count > 0 && thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
     if (thread_index() == 32) {
       Keys::start_barriers(args);
-      for (uint32_t s = 0; s < kStages; ++s) phase_init(kFullS + 8 * s, 4 * kGroups);
+      for (uint32_t s = 0; s < kStages; ++s) {
+        phase_init(kFullS + 8 * s, 4 * kGroups);
+        phase_init(kEmptyS + 8 * s, kGroups);
+      }
       phase_init_done();
     }
     if (warp == 0) Keys::find(args);

@@ -22,6 +22,7 @@ struct KeyWork {
   int32_t begin, count;     // query tiles
   int32_t heads;            // of the group
   int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
+  int32_t sums, head_sums;   // likewise of tiles of dq_sum
 };
 
 // Number `n` of the grid: `together` heads side by side, and of each the first keys first, which the most
@@ -32,12 +33,13 @@ TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile
   const tsr_args &a = call.a;
   const int64_t tiles = args.backward.tiles, together = args.together;
   const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  const int64_t section = n / (tiles * together), rest = n - section * tiles * together;
-  const int64_t width = smaller(together, slots - section * together);
-  const int64_t slot = section * together + rest % width, tile = rest / width;
+  int64_t rest, column, g;
+  const int64_t section = divide(n, tiles * together, rest);
+  const int64_t tile = divide(rest, smaller(together, slots - section * together), column);
+  const int64_t batch = divide(section * together + column, p.heads_kv, g);
   KeyWork work = {};
-  work.g = static_cast<int32_t>(slot % p.heads_kv);
-  Place place = {slot / p.heads_kv, static_cast<int32_t>(tile)};
+  work.g = static_cast<int32_t>(g);
+  Place place = {batch, static_cast<int32_t>(tile)};
   if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, 32);
   work.b = static_cast<int32_t>(place.b);
   if (work.b < 0) return work;
@@ -56,6 +58,9 @@ TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile
   work.stats = stat_row(p, a, sequence.q, place.b, work.g * static_cast<int64_t>(call.group));
   work.heads = call.group;
   work.head_stats = a.cu_q ? p.total_q : p.seq_q;
+  const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
+  work.head_sums = static_cast<int32_t>(sums.head);
+  work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
   const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
   int64_t from = 0, to = 0;
   if (first < end) tsri_mask_queries_of(&rule, first, end, &from, &to);
@@ -83,11 +88,14 @@ struct EngineKeys {
 
   // Barriers: full buffers, a stage that both warpgroups have read, and more of the program's own.
   static constexpr uint32_t kFullK = 0, kFullV = 8;
-  static constexpr uint32_t kFullQ = 16, kFullO = kFullQ + 8 * kStages, kFullStats = kFullO + 8 * kStages;
-  static constexpr uint32_t kEmpty = kFullStats + 8 * kStages, kMore = kEmpty + 8 * kStages;
+  // Queries are full with what is known of their rows.
+  static constexpr uint32_t kFullQ = 16, kFullO = kFullQ + 8 * kStages;
+  static constexpr uint32_t kEmpty = kFullO + 8 * kStages, kMore = kEmpty + 8 * kStages;
   static constexpr uint32_t kWork = kMore + 4 * 8;
-  // Of a stage: LSE, delta, begin and width of the band of every query; class of the tile for 64 keys each.
-  static constexpr uint32_t kRowBytes = kTileQ * 4, kStatBytes = 4 * kRowBytes + 16;
+  // Of a stage: -LSE, delta, begin and width of the band of every query, in the order of stat_at; then for 64
+  // keys each, a Turn.
+  static constexpr uint32_t kRowBytes = kTileQ * 4, kTurns = 4 * kRowBytes;
+  static constexpr uint32_t kStatBytes = kTurns + kTileK / 64 * 16;
   static constexpr uint32_t kStats = ceil_div(kWork + sizeof(KeyWork), 16) * 16;
   static constexpr uint32_t kK = ceil_div(kStats + kStages * kStatBytes, 1024) * 1024;
   static constexpr uint32_t kV = kK + kBytesK;
@@ -98,6 +106,22 @@ struct EngineKeys {
 
   using Scores = Acc[kCon];
   using Operand = uint32_t[kCon][4];
+
+  // A tile of queries of one head.
+  struct alignas(16) Turn {
+    int32_t kind; // how it meets the warpgroup's 64 keys: TSRI_TILE_...
+    int32_t used; // queries
+    int32_t sum;  // tile of dq_sum
+    int32_t unused;
+  };
+  TSRI_DEVICE_MEMBER Turn turn_at(uint32_t stats, int group) {
+    return shared_at<Turn>(stats + kTurns + static_cast<uint32_t>(group) * 16);
+  }
+
+  // Where the number of query r lies: the four that a lane has of 16 are together.
+  TSRI_DEVICE_MEMBER uint32_t stat_at(uint32_t r) {
+    return (r / 16 * 16 + r % 8 / 2 * 4 + r % 16 / 8 * 2 + r % 2) * 4;
+  }
 
   TSRI_DEVICE_MEMBER const KeyWork &work() { return shared_at<KeyWork>(kWork); }
   TSRI_DEVICE_MEMBER uint32_t slot_of(int32_t n) { return static_cast<uint32_t>(n) & 1; }
@@ -131,43 +155,45 @@ struct EngineKeys {
     RowBand band[2];
     TSRI_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const uint32_t at = stats + 2 * kRowBytes + static_cast<uint32_t>(i ? used - 1 : 0) * 4;
+      const uint32_t at = stats + 2 * kRowBytes + stat_at(i ? static_cast<uint32_t>(used) - 1 : 0);
       band[i].lo = shared_at<int32_t>(at);
       band[i].hi = static_cast<int32_t>(static_cast<uint32_t>(band[i].lo) + shared_at<uint32_t>(at + kRowBytes));
     }
     return RowsClass::of(rows_class(band[0], band[1], 0), j0, j1);
   }
 
-  // By one warp. Rows beyond the used part are as rows that see nothing.
+  // By one warp, which has few registers. Rows beyond the used part are as rows that see nothing.
   TSRI_DEVICE_MEMBER void load_stats(const Args &args) {
-    const KeyWork &w = work();
     const int lane = thread_index() % 32;
-    const RowStat *stats = args.backward.stats + w.stats;
     int32_t n = 0;
-    for (int32_t head = 0; head < args.backward.call.group; ++head, stats += w.head_stats)
+    for (int32_t head = 0; head < work().heads; ++head)
       TSRI_NO_UNROLL
-      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
+      for (int32_t tile = work().begin; tile < work().begin + work().count; ++tile, ++n) {
+        const KeyWork &w = work();
         const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
-        const int32_t i0 = tile * kTileQ;
+        const int32_t left = w.queries - tile * kTileQ;
+        const RowStat *stats = args.backward.stats + (w.stats + head * w.head_stats + tile * kTileQ);
         phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        TSRI_UNROLL
-        for (int part = 0; part < kTileQ / 32; ++part) {
-          const int r = part * 32 + lane;
+        TSRI_NO_UNROLL // there are 24 registers
+        for (int first = 0; first < kTileQ; first += 32) {
+          const int r = first + lane;
           RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
-          if (i0 + r < w.queries) stat = stats[i0 + r];
-          const uint32_t at = to + static_cast<uint32_t>(r) * 4;
-          shared_at<float>(at) = stat.lse;
+          if (r < left) stat = stats[r];
+          const uint32_t at = to + stat_at(static_cast<uint32_t>(lane)) + static_cast<uint32_t>(first) * 4;
+          shared_at<float>(at) = -stat.lse;
           shared_at<float>(at + kRowBytes) = stat.delta;
           shared_at<int32_t>(at + 2 * kRowBytes) = stat.lo;
           shared_at<uint32_t>(at + 3 * kRowBytes) =
               static_cast<uint32_t>(stat.hi) - static_cast<uint32_t>(stat.lo);
         }
         sync_wave();
-        if (lane < kTileK / 64)
-          shared_at<int32_t>(to + 4 * kRowBytes + static_cast<uint32_t>(lane) * 4) =
-              class_of(to, smaller(kTileQ, w.queries - i0), lane);
+        if (lane < kTileK / 64) {
+          const int32_t used = smaller(kTileQ, left);
+          shared_at<Turn>(to + kTurns + static_cast<uint32_t>(lane) * 16) =
+              Turn{class_of(to, used, lane), used, work().sums + head * work().head_sums + tile, 0};
+        }
         sync_wave();
-        if (lane == 0) phase_arrive(kFullStats + 8 * slot);
+        if (lane == 0) phase_arrive(kFullQ + 8 * slot);
       }
   }
 
@@ -177,56 +203,69 @@ struct EngineKeys {
     return work().key0 + thread / 32 % (kTileK / 16) * 16 + thread % 32 / 4;
   }
 
-  struct alignas(8) TwoBands {
-    uint32_t x[2];
+  // Of a lane's four queries of 16.
+  struct alignas(16) Four {
+    uint32_t x[4];
   };
+  // Numbers of the lane's queries: `number` 0 -LSE, 1 delta, 2 begin, 3 width of the band.
+  TSRI_DEVICE_MEMBER Four four_at(uint32_t stats, int number, int c) {
+    return shared_at<Four>(stats + static_cast<uint32_t>(number) * kRowBytes + static_cast<uint32_t>(c) * 64 +
+                           static_cast<uint32_t>(fresh_thread_index()) % 4 * 16);
+  }
 
-  // Elements e with the queries 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key).
+  // Scores to P, or (kScores false) P and dP to dS in the place of dP. Elements e with the queries
+  // 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key).
   template <bool kEdge, bool kScores, int kCount>
   TSRI_DEVICE_MEMBER void differentiate(Acc (&s)[kCount], Acc (&dp)[kCount], uint32_t stats, float unit, int32_t j) {
     TSRI_UNROLL
-    for (int c = 0; c < kCount; ++c)
-      TSRI_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t at = stats + static_cast<uint32_t>(16 * c + 8 * half + U::con_lane()) * 4;
-        const Pair number = shared_at<Pair>(at + (kScores ? 0 : kRowBytes));
-        TwoBands lo = {}, width = {};
-        if (kEdge) {
-          lo = shared_at<TwoBands>(at + 2 * kRowBytes);
-          width = shared_at<TwoBands>(at + 3 * kRowBytes);
-        }
-        TSRI_UNROLL
-        for (int i = 0; i < 2; ++i)
-          TSRI_UNROLL
-          for (int slot = 0; slot < 2; ++slot) {
-            const int e = 4 * half + 2 * slot + i;
-            const bool allowed = !kEdge || static_cast<uint32_t>(j + 8 * slot) - lo.x[i] < width.x[i];
-            float &x = s[c].x[e], &y = dp[c].x[e];
-            if (kScores) {
-              const float p = Softmax::prob_ready(unit, x, i ? number.hi : number.lo);
-              x = allowed ? p : 0.0f;
-            } else {
-              const float ds = x * (y - (i ? number.hi : number.lo));
-              y = allowed ? ds : 0.0f;
-            }
-          }
+    for (int c = 0; c < kCount; ++c) {
+      const Four number = four_at(stats, kScores ? 0 : 1, c);
+      Four lo = {}, width = {};
+      if (kEdge) {
+        lo = four_at(stats, 2, c);
+        width = four_at(stats, 3, c);
       }
+      TSRI_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        const int query = e / 4 * 2 + e % 2, key = e / 2 % 2 * 8;
+        const bool allowed = !kEdge || static_cast<uint32_t>(j + key) - lo.x[query] < width.x[query];
+        float &x = s[c].x[e], &y = dp[c].x[e];
+        if (kScores) {
+          const float p = Softmax::prob_negated(unit, x, bits_float(number.x[query]));
+          x = allowed ? p : 0.0f;
+        } else {
+          const float ds = x * (y - bits_float(number.x[query]));
+          y = allowed ? ds : 0.0f;
+        }
+      }
+    }
+  }
+  template <bool kScores, int kCount>
+  TSRI_DEVICE_MEMBER void differentiate(bool full, Acc (&s)[kCount], Acc (&dp)[kCount], uint32_t stats, float unit) {
+    if (full)
+      differentiate<false, kScores>(s, dp, stats, unit, 0);
+    else
+      differentiate<true, kScores>(s, dp, stats, unit, first_key());
   }
 
-  // Used queries from the begin of the walk's tile `tile` on.
-  TSRI_DEVICE_MEMBER int32_t left_of(int32_t tile) { return work().queries - (work().begin + tile) * kTileQ; }
+  // Whether some tile of queries has unused ones.
+  TSRI_DEVICE_MEMBER bool has_tails() { return (work().begin + work().count) * kTileQ > work().queries; }
 
-  // Queries of turn n, which are those of tile `tile`.
-  TSRI_DEVICE_MEMBER void wait_queries(int32_t n, int32_t tile, int group) {
-    phase_wait(kFullQ + 8 * slot_of(n), parity_of(n));
-    const int32_t left = left_of(tile);
-    if (left < kTileQ) clear_rows<kBytesQ, kPieceQ>(kQ + slot_of(n) * kBytesQ, 0, left, kGroupBarrier + group);
+  // Queries of turn n, and what is known of them.
+  TSRI_DEVICE_MEMBER void wait_queries(int32_t n, bool tails, int group) {
+    const uint32_t slot = slot_of(n);
+    phase_wait(kFullQ + 8 * slot, parity_of(n));
+    if (!tails) return;
+    const int32_t used = turn_at(kStats + slot * kStatBytes, 0).used;
+    if (used < kTileQ) clear_rows<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, 0, used, kGroupBarrier + group);
   }
-
-  TSRI_DEVICE_MEMBER void wait_dout(int32_t n, int32_t tile, int group) {
-    phase_wait(kFullO + 8 * slot_of(n), parity_of(n));
-    const int32_t left = left_of(tile);
-    if (left < kTileQ) clear_rows<kBytesO, kPieceQ>(kO + slot_of(n) * kBytesO, 0, left, kGroupBarrier + group);
+  // dO of turn n, whose queries have been waited for.
+  TSRI_DEVICE_MEMBER void wait_dout(int32_t n, bool tails, int group) {
+    const uint32_t slot = slot_of(n);
+    phase_wait(kFullO + 8 * slot, parity_of(n));
+    if (!tails) return;
+    const int32_t used = turn_at(kStats + slot * kStatBytes, 0).used;
+    if (used < kTileQ) clear_rows<kBytesO, kPieceQ>(kO + slot * kBytesO, 0, used, kGroupBarrier + group);
   }
 
   // By one thread.
@@ -238,9 +277,8 @@ struct EngineKeys {
     phase_init(kFullK, 1);
     phase_init(kFullV, 1);
     for (uint32_t s = 0; s < kStages; ++s) {
-      phase_init(kFullQ + 8 * s, 1);
+      phase_init(kFullQ + 8 * s, 2);
       phase_init(kFullO + 8 * s, 1);
-      phase_init(kFullStats + 8 * s, 1);
       phase_init(kEmpty + 8 * s, kGroups);
     }
   }

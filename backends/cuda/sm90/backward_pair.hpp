@@ -27,9 +27,9 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   using typename Keys::U;
   using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
   using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
-  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes, Keys::kRowBytes;
-  using Keys::kEmpty, Keys::kFullK, Keys::kFullStats, Keys::kFullV;
-  using Keys::work, Keys::slot_of, Keys::parity_of, Keys::first_key;
+  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
+  using Keys::kEmpty, Keys::kFullK, Keys::kFullV;
+  using Keys::work, Keys::slot_of, Keys::parity_of;
   static constexpr uint32_t kFullP = Keys::kMore, kEmptyP = kFullP + 8 * kStages;
   static constexpr uint32_t kBytesP = kTileK * kTileQ * 4;
   static constexpr uint32_t kP = Keys::kTilesEnd;
@@ -66,9 +66,7 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void release(uint32_t slot) {
     if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
   }
-  TSRI_DEVICE_MEMBER bool is_full(uint32_t stats) {
-    return shared_at<int32_t>(stats + 4 * kRowBytes) == TSRI_TILE_FULL;
-  }
+  TSRI_DEVICE_MEMBER bool is_full(uint32_t stats) { return Keys::turn_at(stats, 0).kind == TSRI_TILE_FULL; }
 
   // The first warpgroup: P and dV.
   TSRI_DEVICE_MEMBER void make_values(const Args &args, Acc (&dv)[kDv / 16]) {
@@ -77,30 +75,25 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
     const int32_t total = w.count * args.backward.call.group;
     Scores s;
     Operand p;
-    int32_t tile = 0;
+    const bool tails = Keys::has_tails();
     phase_wait(kFullK, 0);
     TSRI_NO_UNROLL
     for (int32_t n = 0; n < total; ++n) {
       const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
-      Keys::wait_queries(n, tile, 0);
+      Keys::wait_queries(n, tails, 0);
       matrix_begin();
       start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK, 16), matrix_tile(kQ + slot * kBytesQ, 16));
-      phase_wait(kFullStats + 8 * slot, parity);
       const bool full = is_full(stats);
       matrix_wait<0>();
       matrix_pin(s);
-      if (full)
-        Keys::template differentiate<false, true>(s, s, stats, unit, first_key());
-      else
-        Keys::template differentiate<true, true>(s, s, stats, unit, first_key());
+      Keys::template differentiate<true>(full, s, s, stats, unit);
       phase_wait(kEmptyP + 8 * slot, parity ^ 1);
       hand_over(slot, s);
       arrive_warp(kFullP + 8 * slot);
       pack_operand<E>(p, s);
-      Keys::wait_dout(n, tile, 0);
+      Keys::wait_dout(n, tails, 0);
       matrix_begin();
       start_sums<E>(dv, p, matrix_tile(kO + slot * kBytesO, kPieceQ));
-      if (++tile == w.count) tile = 0;
       matrix_wait<0>();
       release(slot);
     }
@@ -113,30 +106,25 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
     const int32_t total = w.count * args.backward.call.group;
     Scores p, dp;
     Operand ds;
-    int32_t tile = 0;
+    const bool tails = Keys::has_tails();
     phase_wait(kFullV, 0);
     TSRI_NO_UNROLL
     for (int32_t n = 0; n < total; ++n) {
       const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
-      Keys::wait_dout(n, tile, 1);
+      Keys::wait_queries(n, tails, 1);
+      Keys::wait_dout(n, tails, 1);
       matrix_begin();
       start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, matrix_tile(kV, 16), matrix_tile(kO + slot * kBytesO, 16));
-      phase_wait(kFullStats + 8 * slot, parity);
       const bool full = is_full(stats);
       phase_wait(kFullP + 8 * slot, parity);
       take_over(slot, p);
       arrive_warp(kEmptyP + 8 * slot);
       matrix_wait<0>();
       matrix_pin(dp);
-      if (full)
-        Keys::template differentiate<false, false>(p, dp, stats, 0.0f, first_key());
-      else
-        Keys::template differentiate<true, false>(p, dp, stats, 0.0f, first_key());
+      Keys::template differentiate<false>(full, p, dp, stats, 0.0f);
       pack_operand<E>(ds, dp);
-      Keys::wait_queries(n, tile, 1);
       matrix_begin();
       start_sums<E>(dk, ds, matrix_tile(kQ + slot * kBytesQ, kPieceQ));
-      if (++tile == w.count) tile = 0;
       matrix_wait<0>();
       release(slot);
     }

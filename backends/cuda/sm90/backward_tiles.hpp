@@ -33,8 +33,11 @@ TSRI_DEVICE void load_boxes(uint32_t to, const TensorMap &map, uint32_t full, in
 // times it need not be 0. By a warpgroup, each for itself; barrier: a named one of it.
 template <uint32_t kBytes, uint32_t kPiece>
 TSRI_DEVICE void clear_rows(uint32_t tile, int32_t from, int32_t to, int barrier) {
+  const int first = fresh_thread_index() % kWarpgroup; // nothing of this is kept in registers across a loop
+  TSRI_NO_UNROLL
   for (uint32_t piece = 0; piece < kBytes; piece += kPiece)
-    for (int i = thread_index() % kWarpgroup; i < static_cast<int>(kPiece / 16); i += kWarpgroup)
+    TSRI_NO_UNROLL
+    for (int i = first; i < static_cast<int>(kPiece / 16); i += kWarpgroup)
       if (i / 8 < from || i / 8 >= to)
         shared_at<Chunk>(tile + piece + static_cast<uint32_t>(i) * 16) = Chunk{{0, 0, 0, 0}};
   fence_async();

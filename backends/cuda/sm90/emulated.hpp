@@ -160,19 +160,48 @@ inline void fence_async() {}
 struct EmulatedAdd {
   int64_t block;
   int thread;
-  float *to;
+  float *to; // nullptr: a box of `map` at `at` is stored
   uint32_t from, bytes;
+  EmulatedMap map;
+  int32_t at[4];
 };
 inline std::vector<EmulatedAdd> &emulated_adds() {
   static thread_local std::vector<EmulatedAdd> adds;
   return adds;
 }
+inline void emulated_add(const EmulatedAdd &add) {
+  std::vector<EmulatedAdd> &adds = emulated_adds();
+  if (!adds.empty() && adds[0].block != emulated_thread().block) adds.clear();
+  adds.push_back(add);
+}
 inline void bulk_add(float *to, uint32_t from, uint32_t bytes) {
   if (from % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0)
     emulated_fail("an addition of the copy engine is not of whole 16 bytes");
-  std::vector<EmulatedAdd> &adds = emulated_adds();
-  if (!adds.empty() && adds[0].block != emulated_thread().block) adds.clear();
-  adds.push_back(EmulatedAdd{emulated_thread().block, thread_index(), to, from, bytes});
+  emulated_add(EmulatedAdd{emulated_thread().block, thread_index(), to, from, bytes, {}, {}});
+}
+inline void tensor_store(const TensorMap &map, uint32_t from, int32_t column, int32_t row, int32_t head,
+                         int32_t batch) {
+  EmulatedAdd store = {emulated_thread().block, thread_index(), nullptr, from, 0, {}, {column, row, head, batch}};
+  memcpy(&store.map, map.bytes, sizeof store.map);
+  if (from % 1024 != 0) emulated_fail("a box that is stored does not begin at a multiple of 1024");
+  emulated_add(store);
+}
+inline void emulated_store_box(const EmulatedAdd &store) {
+  const EmulatedMap &map = store.map;
+  for (int32_t r = 0; r < map.rows; ++r)
+    for (int32_t c = 0; c < 64; ++c) {
+      const int64_t at[4] = {store.at[0] + c, store.at[1] + r, store.at[2], store.at[3]};
+      bool inside = true;
+      int64_t offset = 0;
+      for (int d = 0; d < 4; ++d) {
+        inside = inside && at[d] >= 0 && at[d] < map.extent[d];
+        offset += at[d] * map.stride_bytes[d];
+      }
+      if (!inside) continue;
+      const uint32_t from = store.from + static_cast<uint32_t>(r) * 128 +
+                            (static_cast<uint32_t>(c * 2) ^ (static_cast<uint32_t>(r) & 7) << 4);
+      memcpy(const_cast<unsigned char *>(map.base) + offset, &shared_at<uint16_t>(from), 2);
+    }
 }
 inline void bulk_commit() {}
 inline void bulk_wait() {
@@ -183,6 +212,7 @@ inline void bulk_wait() {
       adds[kept++] = add;
       continue;
     }
+    if (!add.to) emulated_store_box(add);
     for (uint32_t i = 0; i < add.bytes / 4; ++i) add.to[i] += shared_at<float>(add.from + 4 * i);
   }
   adds.resize(kept);
@@ -200,6 +230,16 @@ inline void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
     shared_at<uint32_t>(met_word(all, 8 * m + lane / 4, 0) + static_cast<uint32_t>(lane % 4 * 4)) = r[m];
 }
 
+inline void store_matrices_transposed(uint32_t offset, const uint32_t (&r)[4]) {
+  EmulatedStore mine = {offset, {r[0], r[1], r[2], r[3]}};
+  const unsigned char *all = emulated_meet("stmatrix.trans", &mine, sizeof mine);
+  const int lane = lane_index();
+  for (int m = 0; m < 4; ++m) // this lane's two elements of every matrix, each into the row of its column
+    for (int i = 0; i < 2; ++i)
+      shared_at<uint16_t>(met_word(all, 8 * m + lane % 4 * 2 + i, 0) + static_cast<uint32_t>(lane / 4 * 2)) =
+          static_cast<uint16_t>(r[m] >> (16 * i));
+}
+
 template <int kRegisters>
 inline void more_registers() {}
 template <int kRegisters>
@@ -207,12 +247,15 @@ inline void fewer_registers() {}
 
 // --------------------------------------------------------------------------------- products
 
+constexpr int kProductBarrier = 16; // numbers that sync_group does not have
+
 inline void matrix_begin() {}
 inline void matrix_commit() { emulated_defer_commit(); }
 template <int kLeft>
 inline void matrix_wait() {
   emulated_defer_wait(kLeft);
-  sync_wave(); // the instruction is one of whole warps
+  // A product is one of the four warps: when one of them has it, no other still reads its operands.
+  emulated_sync_group(kProductBarrier + thread_index() / kWarpgroup, kWarpgroup);
 }
 template <class Acc, int kCount>
 inline void matrix_pin(Acc (&)[kCount]) {}
@@ -255,9 +298,9 @@ inline void emulated_product(const void *data) {
         b[k] = matrix_element<E>(p.b, p.b_transposed, 8 * j + 2 * (p.lane % 4) + e, k);
       for (int r = 0; r < 2; ++r) {
         float &d = p.d[4 * j + 2 * r + e];
-        float sum = p.add ? d : 0.0f;
-        for (int k = 0; k < 16; ++k) sum += a[r][k] * b[k];
-        d = sum;
+        double sum = p.add ? d : 0.0; // rounded once, as by mma.sync
+        for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[r][k]) * b[k];
+        d = static_cast<float>(sum);
       }
     }
 }

@@ -8,7 +8,8 @@
 // lets one have the tensor cores while another is in its exponentials (section 3.1 there).
 //
 // The recurrence, masks and row numbers are those of common/gpu/forward.hpp, whose rows a warpgroup's
-// accumulators have. Interval masks on aligned tensors without pages.
+// accumulators have. Interval masks on aligned tensors; kPages: keys and values in pages, see pages.hpp;
+// kScores: score steps and dropout, see scores.hpp.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FORWARD_HPP_
 
@@ -16,6 +17,9 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/own_loads.hpp"
+#include "backends/cuda/sm90/pages.hpp"
+#include "backends/cuda/sm90/scores.hpp"
 #include "backends/cuda/sm90/store.hpp"
 #include "backends/cuda/sm90/work.hpp"
 #include "common/gpu/forward.hpp"
@@ -24,18 +28,26 @@ namespace tessera {
 namespace gpu {
 
 template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kStagesQ, int kStages, bool kTurns,
-          int kMinBlocks_ = 1>
+          int kMinBlocks_ = 1, bool kPages = false, bool kScores = false>
 struct EngineForward {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kMinBlocks = kMinBlocks_;
-  using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, false, false>;
+  // Several small blocks on a multiprocessor have no warps that load, which would take registers from those that
+  // multiply: a warpgroup asks for the next tile as soon as it has read one.
+  static constexpr bool kLoadsItself = kMinBlocks > 1;
+  static_assert(!kLoadsItself || (kGroups == 1 && !kPages), "a buffer is free when one warpgroup has read it");
+  static constexpr int kThreads = (kGroups + !kLoadsItself) * kWarpgroup;
+  static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
+  static constexpr int kBuffersQ = kStagesQ;
+  using Rows = Forward<U, kTileQ, kTileK, kDqk, kDv, 4 * kGroups, 2, kScores, false>;
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
+  using Own = OwnLoads<EngineForward>; // where kLoadsItself
+  using Steps = ScoreSteps<U, kCon, kDv <= 64 ? 2 : 1>;
   static constexpr int kDepth = kDqk / 16;
   static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
 
@@ -52,9 +64,15 @@ struct EngineForward {
   static constexpr uint32_t kFullK = kEmptyQ + 8 * kGroups * kStagesQ, kEmptyK = kFullK + 8 * kStages;
   static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
   static constexpr uint32_t kList = kEmptyV + 8 * kStages;
-  static_assert(kList + sizeof(WorkList) <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kDropKey = kList + sizeof(WorkList);
+  static_assert(kDropKey + sizeof(tsri_dropout_key) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
-  static constexpr uint32_t kTiles = kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV);
+  // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
+  // queries end often.
+  static constexpr bool kCopiesOut = kDv <= 64;
+  static constexpr uint32_t kBytesO = kCopiesOut ? ceil_div(kDv, 64) * kPieceQ : 0;
+  static constexpr uint32_t kTiles =
+      kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV) + kGroups * kBytesO;
   // Shared memory of a block: of several on a multiprocessor, its part less what the system takes of it.
   static constexpr int kBlockShared =
       kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks / 1024 * 1024 - 1024;
@@ -66,14 +84,15 @@ struct EngineForward {
   static constexpr uint32_t kQ = ceil_div(kItems + kMostItems * sizeof(WorkItem), 1024) * 1024;
   static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
   static constexpr uint32_t kV = kK + kStages * kBytesK;
-  static constexpr uint32_t kSharedBytes = kV + kStages * kBytesV;
+  static constexpr uint32_t kO = kV + kStages * kBytesV;
+  static constexpr uint32_t kSharedBytes = kO + kGroups * kBytesO;
   static_assert(kSharedBytes <= kBlockShared, "what a block can have");
   static constexpr int kTurnBarrier = 1;  // named barriers, one a warpgroup
   static constexpr int kGroupBarrier = 5; // likewise
 
   // Registers of a thread: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
   static constexpr int kEvenRegisters = min_of(65536 / (kThreads * kMinBlocks) / 8 * 8, 248);
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : kPages ? 40 : 24;
   static constexpr int kMultiplyRegisters =
       min_of((kEvenRegisters * (kGroups + 1) - kLoadRegisters) / kGroups / 8 * 8, 240);
 
@@ -140,10 +159,30 @@ struct EngineForward {
     }
   }
 
+  // What a warpgroup does with a buffer that it has read.
+  TSRI_DEVICE_MEMBER void leave_keys(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
+    if constexpr (kLoadsItself)
+      Own::ask_for_keys(args, asked, slot);
+    else
+      release(kEmptyK + 8 * slot, thread);
+  }
+  TSRI_DEVICE_MEMBER void leave_values(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
+    if constexpr (kLoadsItself)
+      Own::ask_for_values(args, asked, slot);
+    else
+      release(kEmptyV + 8 * slot, thread);
+  }
+  TSRI_DEVICE_MEMBER void leave_queries(const Args &args, int i, int thread) {
+    if constexpr (kLoadsItself)
+      Own::ask_for_queries(args, i + kStagesQ);
+    else
+      release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
+  }
+
   // ------------------------------------------------------------------------------ multiplying
 
   TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
-    return args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
+    return (kScores ? 1.0f : args.forward.call.p.scale) * static_cast<float>(TSRI_LOG2E);
   }
   TSRI_DEVICE_MEMBER void release(uint32_t empty, int thread) {
     if (thread % kWarpgroup == 0) phase_arrive(empty);
@@ -203,14 +242,15 @@ struct EngineForward {
   }
 
   // Pieces of work whose rows see nothing.
-  TSRI_DEVICE_MEMBER void finish_empty(const Call &call, int items, float unit) {
+  TSRI_DEVICE_MEMBER void finish_empty(const Args &args, int items, float unit) {
     for (int i = 0; i < items; ++i) {
       const WorkItem &item = item_at(i);
       if (item.b < 0 || item.tiles.count > 0) continue;
       State state;
       start_state(state);
-      finish(call, state, item, unit);
+      finish(args, state, item, unit);
     }
+    if (kCopiesOut && thread_index() % 32 == 0) bulk_wait_read(); // by this thread, which may not finish another
   }
 
   // Scores of tile number t, of piece i.
@@ -250,6 +290,8 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
+    typename Own::Asked asked;
+    if constexpr (kLoadsItself) Own::ask_first(args, asked);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
@@ -257,9 +299,11 @@ struct EngineForward {
     FullTiles full = start_rows(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
-    release(kEmptyK, thread);
-    if (left == 1) release(kEmptyQ + 8 * q_buffer(0, thread / kWarpgroup), thread);
-    fold(state, s, 0, left, full, unit, alpha); // nothing to rescale yet
+    leave_keys(args, asked, 0, thread);
+    if (left == 1) leave_queries(args, 0, thread);
+    typename Steps::Ahead ahead;
+    if constexpr (kScores) Steps::forget(ahead);
+    fold(call, state, s, ahead, 0, left, full, unit, alpha); // nothing to rescale yet
     pack(p, s);
     TSRI_NO_UNROLL
     for (;;) {
@@ -277,30 +321,36 @@ struct EngineForward {
       multiply_keys(s, i, t, group);
       multiply_values(state, p, i - fresh, fresh, t - 1, group);
       pass_turn(group);
+      if constexpr (kScores) ahead.ready = false;
+      if constexpr (kScores)
+        if (!fresh)
+          Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), whole(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
-      release(kEmptyK + 8 * slot_of<kStages>(t), thread);
-      if (left == 1) release(kEmptyQ + 8 * q_buffer(i, group), thread);
+      leave_keys(args, asked, slot_of<kStages>(t), thread);
+      if (left == 1) leave_queries(args, i, thread);
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
-        release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
-        finish(call, state, item_at(i - 1), unit);
+        leave_values(args, asked, slot_of<kStages>(t - 1), thread);
+        finish(args, state, item_at(i - 1), unit);
+        if constexpr (kScores) Steps::forget(ahead);
         start_state(state);
         full = start_rows(item_at(i));
       }
-      const bool moved = fold(state, s, i, left, full, unit, alpha);
+      const bool moved = fold(call, state, s, ahead, i, left, full, unit, alpha);
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      if (!fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+      if (!fresh) leave_values(args, asked, slot_of<kStages>(t - 1), thread);
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
     matrix_wait<0>();
     matrix_pin(state.out[0]);
-    finish(call, state, item_at(items() - 1), unit);
+    finish(args, state, item_at(items() - 1), unit);
+    if (kCopiesOut && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
   // First key of the tile of a piece with which `left` tiles are left.
@@ -313,13 +363,21 @@ struct EngineForward {
   struct FullTiles {
     int32_t from, to;
   };
+  TSRI_DEVICE_MEMBER bool whole(const FullTiles &full, int32_t left) { return left <= full.from && left > full.to; }
 
   // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, int i, int32_t left, const FullTiles &full, float unit,
-                               float (&alpha)[Rows::kSlots]) {
-    if (left > full.from || left <= full.to)
-      Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
-    return Rows::fold_scores(state, s, unit, alpha);
+  TSRI_DEVICE_MEMBER bool fold(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead, int i,
+                               int32_t left, const FullTiles &full, float unit, float (&alpha)[Rows::kSlots]) {
+    if constexpr (kScores)
+      Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
+                    whole(full, left));
+    if (left > full.from || left <= full.to) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
+    const bool moved = Rows::fold_scores(state, s, unit, alpha);
+    if constexpr (kScores)
+      if (call.p.dropout > 0)
+        Steps::drop(s[0], call, shared_at<tsri_dropout_key>(kDropKey), item_at(i), first_key(item_at(i), left),
+                    Rows::wave_row());
+    return moved;
   }
 
   // The bands of the warp's rows go to shared memory, for masks.
@@ -331,7 +389,8 @@ struct EngineForward {
           work_band(item, static_cast<int64_t>(item.i0) + row);
     sync_wave();
     const int begin_row = larger(-item.i0, first), end_row = smaller(item.queries - item.i0, first + 16);
-    if (begin_row >= end_row) return FullTiles{INT32_MAX, 0}; // what comes of such rows is not used
+    // What comes of such rows is not used; but no bias is there to be read for them.
+    if (begin_row >= end_row) return kScores ? FullTiles{0, 0} : FullTiles{INT32_MAX, 0};
     const RowsClass rows = rows_class(Rows::kBands, begin_row, end_row, item.prefix);
     // Whole tiles of [full_lo, full_hi), as places in the list behind the tiles of the prefix.
     const int32_t begin = (rows.full_lo + kTileK - 1) / kTileK, end = rows.full_hi / kTileK;
@@ -340,7 +399,8 @@ struct EngineForward {
     return begin < end ? FullTiles{from, shift - end} : FullTiles{0, 0};
   }
 
-  TSRI_DEVICE_MEMBER void finish(const Call &call, State &state, const WorkItem &item, float unit) {
+  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit) {
+    const Call &call = args.forward.call;
     TSRI_UNROLL
     for (int r = 0; r < Rows::kSlots; ++r) {
       const int row = Rows::wave_row() + U::free_of(r);
@@ -349,7 +409,21 @@ struct EngineForward {
       Rows::scale_row(state, r, end);
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
+      if constexpr (kScores)
+        if (row < item.slot_len - item.row0 && U::leads_row() && call.p.max_logit.dtype != TSR_DTYPE_NONE)
+          call.a.max_logit[tsri_row_offset(call.p.max_logit.stride, item.b, item.h,
+                                           static_cast<int64_t>(item.slot_begin) + item.row0 + row)] = end.max_logit;
       matrix_pin(state.out[0]); // one row after the other: addresses take registers
+    }
+    // What follows the last row of a tensor is left out, but not what follows a sequence's.
+    if constexpr (kCopiesOut) {
+      const int first = Rows::wave_row();
+      if (args.copies_out && (!call.a.cu_q || item.slot_len - item.row0 - first >= 16)) {
+        store_by_engine<U, Rows::kOut, kPieceQ>(state.out[0], kO + static_cast<uint32_t>(first / 64) * kBytesO +
+                                                                  static_cast<uint32_t>(first % 64) * 128,
+                                                args.o, item.slot_begin + item.row0 + first, item.h, item.q_batch);
+        return;
+      }
     }
     store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, item.o_at, item.slot_len - item.row0,
                                    Rows::wave_row(), static_cast<int>(call.p.dim_v));
@@ -376,21 +450,35 @@ struct EngineForward {
       tensor_prefetch(args.q);
       tensor_prefetch(args.k);
       tensor_prefetch(args.v);
+      if (kCopiesOut && args.copies_out) tensor_prefetch(args.o);
       make_barriers();
       shared_at<WorkList>(kList).gaps = 0;
+      if constexpr (kScores) {
+        const tsr_args &a = args.forward.call.a;
+        if (args.forward.call.p.dropout > 0)
+          shared_at<tsri_dropout_key>(kDropKey) = a.rng_state ? tsri_dropout_key_make(a.rng_state[0], a.rng_state[1])
+                                                              : tsri_dropout_key_make(a.seed, a.offset);
+      }
     }
     sync_block();
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
     if (shared_at<WorkList>(kList).gaps) {
-      if (thread_index() < kGroups * kWarpgroup) finish_empty(args.forward.call, found, unit_of(args));
+      if (thread_index() < kGroups * kWarpgroup) finish_empty(args, found, unit_of(args));
       sync_block();
       if (thread_index() < 32) close_gaps(kList, kItems, found);
       sync_block();
     }
-    if (thread_index() >= kGroups * kWarpgroup) {
+    if constexpr (kLoadsItself) {
+      multiply_all(args);
+    } else if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      if constexpr (kPages) {
+        if (thread_index() / 32 == kGroups * kWarpgroup / 32) load_pages<EngineForward, false>(args);
+        if (thread_index() / 32 == kGroups * kWarpgroup / 32 + 2) load_pages<EngineForward, true>(args);
+      } else {
+        if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+      }
       if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();

@@ -91,6 +91,14 @@ TSRI_DEVICE void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier
       "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+// The box of shared memory at `from` into `map`, but for what lies outside the tensor; of the group of bulk_commit.
+TSRI_DEVICE void tensor_store(const TensorMap &map, uint32_t from, int32_t column, int32_t row, int32_t head,
+                              int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+      "r"(shared_address(from)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
 TSRI_DEVICE void tensor_prefetch(const TensorMap &map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -101,6 +109,14 @@ TSRI_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" :
 // address of row l % 8 of matrix l / 8.
 TSRI_DEVICE void store_matrices(uint32_t offset, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(offset)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// The same, every matrix transposed: its rows are what the accumulators have as columns.
+TSRI_DEVICE void store_matrices_transposed(uint32_t offset, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address(offset)),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");

@@ -42,8 +42,7 @@ struct Deal {
 TSRI_DEVICE Deal deal_of(int64_t pairs) {
   const int64_t blocks = block_count();
   Deal d;
-  d.rounds = pairs / blocks;
-  d.rest = pairs - d.rounds * blocks;
+  d.rounds = divide(pairs, blocks, d.rest);
   d.free = blocks - d.rest;
   d.lent = smaller(d.rest, 2 * d.free);
   return d;
@@ -129,16 +128,19 @@ TSRI_DEVICE int find_work(uint32_t list, uint32_t offset, const EngineForwardArg
   for (int i = first; i < n; i += step) {
     bool second;
     const int64_t work = deal_at(deal, i, &second);
-    // Turned by one from head to head, or a block might get the same pair of every head, and some have less to do.
-    const int64_t slot = work / pairs, pair = (work + slot) % pairs;
+    // Turned from head to head and from round to round, or a block might get the same pair of every head, and some
+    // have less to do: a pair in the middle may be one tile.
+    int64_t pair, h;
+    const int64_t slot = divide(work, pairs, pair);
+    divide(pair + slot + slot * pairs / block_count(), pairs, pair);
+    const int64_t b = divide(slot, p.heads_q, h);
     const int64_t tile = second ? pair : tiles - 1 - pair;
     WorkItem item;
     item.b = -1;
     if (!second || pair != tiles - 1 - pair) {
-      const int32_t h = static_cast<int32_t>(slot % p.heads_q);
-      Place place = {slot / p.heads_q, static_cast<int32_t>(tile)};
+      Place place = {b, static_cast<int32_t>(tile)};
       if (packed) place = find_packed(call.a.cu_q, p.index_dtype, p.total_q, p.batch, tile_q, tile, 32);
-      if (place.b >= 0) item = work_item(call, place.b, h, place.tile, tile_q, tile_k);
+      if (place.b >= 0) item = work_item(call, place.b, static_cast<int32_t>(h), place.tile, tile_q, tile_k);
     }
     if (packed && thread_index() % 32 != 0) continue;
     shared_at<WorkItem>(offset + static_cast<uint32_t>(i) * sizeof(WorkItem)) = item;

@@ -33,6 +33,7 @@ struct WmmaLayout {
   static constexpr int kStep = 16;
   static constexpr int kApplyStep = 16;
   static constexpr bool kSplits = false; // operands are what memory holds
+  static constexpr bool kStaged = true; // copies to shared memory go through registers
 
   struct Acc {
     float x[kElements];
@@ -46,7 +47,7 @@ struct WmmaLayout {
   using P = Operand;
   template <int kTileRows, int kColumns>
   using ZTile = std::conditional_t<kPlain, Tile<E, kTileRows, kColumns>,
-                                   TransposedTile<E, kTileRows, kColumns>>;
+                                   TransposedTile<E, kTileRows, kColumns, 2>>;
   struct ZOffset {
     uint32_t at;
   };
@@ -73,10 +74,12 @@ struct WmmaLayout {
   TSRI_DEVICE_MEMBER uint32_t row_offset(uint32_t tile, int row, int chunk) {
     return tile + static_cast<uint32_t>(row * kRowBytes + ((chunk ^ (row & 7)) << 4));
   }
+  // Chunk i of a lane's row that is its free operand of step t.
+  TSRI_DEVICE_MEMBER int free_chunk(int t, int i) { return t * 2 + (kWords == 8 ? i : half()); }
   TSRI_DEVICE_MEMBER void load_words(uint32_t *r, uint32_t offset) {
-    const Chunk chunk = shared_at<Chunk>(offset);
+    const CopyWords chunk = shared_at<CopyWords>(offset);
     TSRI_UNROLL
-    for (int i = 0; i < 4; ++i) r[i] = chunk.w[i];
+    for (int i = 0; i < 4; ++i) r[i] = chunk[i];
   }
   // Z of apply, from a transposed tile: kWords / 2 groups of con of one column, from the group of z_offset
   // on. con0 is a multiple of 16, so that only the low bits of the swizzle differ between lanes.
@@ -86,15 +89,13 @@ struct WmmaLayout {
       load_column<kRowBytes>(z, offset, con0, tile * 16);
       return;
     }
-    using T = TransposedTile<E, kRowBytes / 2, 1>;
+    using T = TransposedTile<E, kRowBytes / 2, 1, 2>;
     TSRI_UNROLL
-    for (int i = 0; i < kWords / 2; ++i) {
-      const int q = con0 / 4 + i;
+    for (int i = 0; i < kWords / 4; ++i) {
+      const int q = con0 / 4 + 2 * i;
       const uint32_t flip = static_cast<uint32_t>(((q & T::kMask) ^ T::swizzle(tile * 16)) * 8);
-      const Group group = shared_at<Group>(
-          (offset.at ^ flip) + static_cast<uint32_t>(tile * 16 * kRowBytes + (q & ~T::kMask) * 8));
-      z.r[2 * i] = group.w[0];
-      z.r[2 * i + 1] = group.w[1];
+      load_words(z.r + 4 * i, (offset.at ^ flip) +
+                                  static_cast<uint32_t>(tile * 16 * kRowBytes + (q & ~T::kMask) * 8));
     }
   }
 
@@ -169,7 +170,7 @@ struct WmmaGfx11 : WmmaLayout<E, 8, kPlain> {
   TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
     if constexpr (kPlain)
       return ZOffset{along(L::template element_offset<kRowBytes>(tile, 0, con_row()), first * 32)};
-    using T = TransposedTile<E, kRowBytes / 2, 1>;
+    using T = TransposedTile<E, kRowBytes / 2, 1, 2>;
     return ZOffset{tile + T::at(con_row(), 0)};
   }
   // The operand of apply from a plain tile: P[free][con], and the same from a tile [con][free].
@@ -192,7 +193,7 @@ struct WmmaGfx11 : WmmaLayout<E, 8, kPlain> {
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const uint32_t own = E::pack(acc.x[2 * i], acc.x[2 * i + 1]);
+      const uint32_t own = E::pack_numbers(acc.x[2 * i], acc.x[2 * i + 1]);
       const uint32_t other = shuffle_xor(own, 16);
       p.r[i] = L::half() ? other : own;
       p.r[i + 4] = L::half() ? own : other;
@@ -234,7 +235,7 @@ struct WmmaGfx12 : WmmaLayout<E, 4, kPlain> {
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
     if constexpr (kPlain) return apply_transposed_offset<kRowBytes>(tile, first * 16);
-    using T = TransposedTile<E, kRowBytes / 2, 1>;
+    using T = TransposedTile<E, kRowBytes / 2, 1, 2>;
     return ZOffset{tile + T::at(L::index(), 2 * L::half())};
   }
   // The operand of apply from a plain tile: P[free][con], and the same from a tile [con][free].
@@ -258,7 +259,7 @@ struct WmmaGfx12 : WmmaLayout<E, 4, kPlain> {
   }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL
-    for (int i = 0; i < 4; ++i) p.r[i] = E::pack(acc.x[2 * i], acc.x[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) p.r[i] = E::pack_numbers(acc.x[2 * i], acc.x[2 * i + 1]);
   }
 };
 

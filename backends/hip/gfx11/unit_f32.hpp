@@ -19,6 +19,7 @@ struct WmmaBf16x6 : W {
   using Element = float;
   static constexpr bool kSplits = true;
   static constexpr int kSum = 1; // steps that are added up at a time
+  static constexpr bool kStaged = false; // planes leave no registers for copies under way
   static constexpr int kStep = 16, kApplyStep = 16;
   static constexpr int kWords = kHeld / 2;
   static constexpr bool kWhole = kHeld == 16; // both halves of a wave hold all of an operand
@@ -51,9 +52,10 @@ struct WmmaBf16x6 : W {
 
   // Which row of a tile feeds row r of the con operand: where the accumulator holds it.
   TSRI_DEVICE_MEMBER int con_row() {
-    return kWhole ? 8 * (W::index() % 2) + W::index() / 2 : W::index();
+    const int index = W::offset_index();
+    return kWhole ? 8 * (index % 2) + index / 2 : index;
   }
-  TSRI_DEVICE_MEMBER int first_held() { return kWhole ? 0 : 8 * W::half(); }
+  TSRI_DEVICE_MEMBER int first_held() { return kWhole ? 0 : 8 * (W::offset_lane() / 16); }
 
   // Rows along memory: kHeld numbers of a lane's row.
   template <int kRowBytes>
@@ -66,16 +68,16 @@ struct WmmaBf16x6 : W {
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
-    return line_offset<kRowBytes>(tile, W::index());
+    return line_offset<kRowBytes>(tile, W::offset_index());
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
     const uint32_t down = static_cast<uint32_t>(con0 * kRowBytes);
     TSRI_UNROLL
     for (int i = 0; i < kHeld / 4; ++i) {
-      const Chunk chunk = shared_at<Chunk>(along(offset, t * 64 + i * 16) + down);
-      split(x, 2 * i, bits_float(chunk.w[0]), bits_float(chunk.w[1]));
-      split(x, 2 * i + 1, bits_float(chunk.w[2]), bits_float(chunk.w[3]));
+      const CopyWords chunk = shared_at<CopyWords>(along(offset, t * 64 + i * 16) + down);
+      split(x, 2 * i, bits_float(chunk[0]), bits_float(chunk[1]));
+      split(x, 2 * i + 1, bits_float(chunk[2]), bits_float(chunk[3]));
     }
   }
   template <int kRowBytes>
@@ -118,7 +120,7 @@ struct WmmaBf16x6 : W {
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
-    return ZOffset{along(column_offset<kRowBytes>(tile, W::index()).at, free0 * 4)};
+    return ZOffset{along(column_offset<kRowBytes>(tile, W::offset_index()).at, free0 * 4)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
@@ -161,8 +163,9 @@ struct WmmaBf16x6 : W {
   TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { multiply(out, z, p); }
 };
 
-using WmmaGfx11Bf16x6 = WmmaBf16x6<WmmaGfx11<BFloat16>, 16>;
-using WmmaGfx12Bf16x6 = WmmaBf16x6<WmmaGfx12<BFloat16>, 8>;
+// Offsets into tiles are computed where they are used: planes leave no registers to keep them in.
+using WmmaGfx11Bf16x6 = WmmaBf16x6<WmmaGfx11<BFloat16, true>, 16>;
+using WmmaGfx12Bf16x6 = WmmaBf16x6<WmmaGfx12<BFloat16, true>, 8>;
 
 } // namespace gpu
 } // namespace tessera

@@ -35,6 +35,7 @@ struct Mfma {
   static constexpr int kStep = 8 * kGroups;      // two matrix operations: a lane reads 16 bytes for both
   static constexpr int kApplyStep = 4 * kGroups; // one
   static constexpr bool kSplits = false; // operands are what memory holds
+  static constexpr bool kStaged = true; // copies to shared memory go through registers
 
   struct Acc {
     float x[kElements];
@@ -89,10 +90,12 @@ struct Mfma {
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
     return con_offset<kRowBytes>(tile);
   }
+  // Chunk i of a lane's row that is its free operand of step t.
+  TSRI_DEVICE_MEMBER int free_chunk(int t, int) { return t * kGroups + group(); }
   TSRI_DEVICE_MEMBER void load_words(uint32_t r[4], uint32_t offset) {
-    const Chunk chunk = shared_at<Chunk>(offset);
+    const CopyWords chunk = shared_at<CopyWords>(offset);
     TSRI_UNROLL
-    for (int i = 0; i < 4; ++i) r[i] = chunk.w[i];
+    for (int i = 0; i < 4; ++i) r[i] = chunk[i];
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
@@ -121,8 +124,8 @@ struct Mfma {
     const uint32_t flip = static_cast<uint32_t>(((q & T::kMask) ^ T::swizzle(tile * kSide)) * 8);
     const Group group = shared_at<Group>(
         (offset.at ^ flip) + static_cast<uint32_t>(tile * kSide * kRowBytes + (q & ~T::kMask) * 8));
-    z.r[0] = group.w[0];
-    z.r[1] = group.w[1];
+    z.r[0] = group[0];
+    z.r[1] = group[1];
   }
 
   // A column of a plain tile, rows 4 g .. 4 g + 3 of a step: row e is the offset with e in its swizzle.
@@ -155,8 +158,8 @@ struct Mfma {
   TSRI_DEVICE_MEMBER void load_apply(P &p, uint32_t offset, int free0, int step) {
     const Group group = shared_at<Group>(along(offset, step * kApplyStep * 2) +
                                          static_cast<uint32_t>(free0 * kRowBytes));
-    p.r[0] = group.w[0];
-    p.r[1] = group.w[1];
+    p.r[0] = group[0];
+    p.r[1] = group[1];
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
@@ -174,8 +177,8 @@ struct Mfma {
   }
   // Elements 4 step .. 4 step + 3 of a lane are con 4 g .. 4 g + 3 of step `step`.
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int step) {
-    p.r[0] = E::pack(acc.x[4 * step], acc.x[4 * step + 1]);
-    p.r[1] = E::pack(acc.x[4 * step + 2], acc.x[4 * step + 3]);
+    p.r[0] = E::pack_numbers(acc.x[4 * step], acc.x[4 * step + 1]);
+    p.r[1] = E::pack_numbers(acc.x[4 * step + 2], acc.x[4 * step + 3]);
   }
   // out[column][free] += Z^T P.
   TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { mfma(E{}, out.x, z.r, p.r); }

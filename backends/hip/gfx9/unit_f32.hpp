@@ -24,6 +24,7 @@ struct MfmaF32 {
   static constexpr int kStep = 16; // four matrix operations
   static constexpr int kApplyStep = 16;
   static constexpr bool kSplits = false; // operands are what memory holds
+  static constexpr bool kStaged = true; // copies to shared memory go through registers
 
   struct Acc {
     float x[kElements];
@@ -68,12 +69,14 @@ struct MfmaF32 {
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
     return con_offset<kRowBytes>(tile);
   }
+  // The chunk of a lane's row that is its free operand of step t.
+  TSRI_DEVICE_MEMBER int free_chunk(int t, int) { return t * 4 + group(); }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
-    const Chunk chunk =
-        shared_at<Chunk>(along(offset, t * 64) + static_cast<uint32_t>(con0 * kRowBytes));
+    const CopyWords chunk =
+        shared_at<CopyWords>(along(offset, t * 64) + static_cast<uint32_t>(con0 * kRowBytes));
     TSRI_UNROLL
-    for (int e = 0; e < 4; ++e) x.x[e] = bits_float(chunk.w[e]);
+    for (int e = 0; e < 4; ++e) x.x[e] = bits_float(chunk[e]);
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_free(Free &y, uint32_t offset, int free0, int t) {

@@ -18,8 +18,7 @@ namespace {
 static_assert(sizeof(gpu::EngineBackwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::BackwardConvertArgs) <= 4096, "kernel parameters that every device takes");
 
-// Columns of a chunk of sums that rows of the copy engine add to, and bytes of L2 for what their blocks share.
-constexpr int32_t kEngineColumns = 64;
+// Bytes of L2 for what blocks of rows of the copy engine share.
 constexpr int64_t kEngineCache = int64_t{36} << 20;
 
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
@@ -97,9 +96,7 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   if (has_weights(row))
     m.weight = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   if (cut.sums)
-    m.dq_sum = static_cast<float *>(
-        tsri_workspace_take(
-        ws, tsri_mul_sat(cut.rows, int64_t{cut.dq_chunks} * cut.dq_columns), sizeof(float)));
+    m.dq_sum = static_cast<float *>(tsri_workspace_take(ws, cut.dq_floats, sizeof(float)));
   return m;
 }
 
@@ -183,12 +180,18 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
   cut->sums = queries && keys && row.entry[kEntryMain].function && p.determinism == TSR_DETERMINISM_DEFAULT;
-  // The copy engine adds whole tiles, also beyond the last column.
-  cut->dq_columns = row.engine.box_q ? kEngineColumns : row.backward.chunk_qk;
-  cut->dq_chunks =
-      static_cast<int32_t>(ceil_div(row.engine.box_q ? row.dim_qk : p.dim_qk, cut->dq_columns));
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
+  cut->dq_columns = row.backward.chunk_qk;
+  cut->dq_chunks = static_cast<int32_t>(ceil_div(p.dim_qk, cut->dq_columns));
+  cut->dq_floats = tsri_mul_sat(cut->rows, int64_t{cut->dq_chunks} * cut->dq_columns);
+  if (row.engine.box_q) { // whole tiles, see sum_tiles() in gradient.hpp; also beyond the last column
+    const int64_t tiles = packed_q ? p.total_q / row.tile_q + p.batch
+                                   : tsri_mul_sat(p.batch, ceil_div(p.seq_q, row.tile_q));
+    const int64_t sums = tsri_mul_sat(p.heads_q, tiles);
+    if (cut->sums && !fits(sums, why)) return false;
+    cut->dq_floats = tsri_mul_sat(sums, int64_t{row.tile_q} * row.dim_qk);
+  }
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
@@ -242,8 +245,12 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   own.stats_always = cut.stats_always;
   own.bias_tiles_q = cut.bias_tiles_q;
   own.bias_tiles_k = cut.bias_tiles_k;
-  own.dq_turned = plan.row->engine.box_q != 0;
-  if (plan.row->engine.box_q && !steps.map_tensors()) return false;
+  own.dq_floats = cut.sums ? cut.dq_floats : 0;
+  if (plan.row->engine.box_q) {
+    own.dq_tile_q = plan.row->tile_q;
+    own.dq_part_q = plan.row->engine.part_q;
+    if (!steps.map_tensors()) return false;
+  }
   return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
          steps.launch_pass(kEntryStats, cut.stats) &&
          steps.launch_pass(keys_entry(*plan.row, cut), cut.keys) &&

@@ -37,9 +37,12 @@ constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest f
 constexpr double kEngineProducts = 1.09;  // of the time of products at their peak,
 constexpr double kEngineNarrow = 20;      // more where few keys make a product,
 constexpr double kEngineExponents = 0.88; // of the time of exponentials, of which a part hides
-constexpr double kEngineBeside = 1.22;    // small blocks beside one another
+constexpr double kEngineBeside = 1.25;    // small blocks beside one another
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
+// Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
+constexpr double kStepsScale = 0.065, kStepsSoftcap = 0.12, kStepsBias = 0.10, kStepsAlibi = 0.02;
+constexpr double kStepsDropout = 0.30;
 // Backward by the copy engine: of the peak, with all that is not products (an H200 measured 0.51, but also less of
 // the other rows than the model of them says, and the two have to compare); work, first loads, last stores.
 constexpr double kEnginePairs = 0.62;
@@ -160,6 +163,13 @@ double cost_bytes(const DeviceFacts &facts, const Row &row, const tsr_resolved &
   return bytes;
 }
 
+// Cycles of score steps, per score.
+static double steps_cycles(const Row &row, const tsr_problem &p) {
+  if (!row.engine.scores) return 0;
+  return kStepsScale + (p.softcap > 0 ? kStepsSoftcap : 0) + (p.bias.dtype != TSR_DTYPE_NONE ? kStepsBias : 0) +
+         (p.alibi != TSR_ALIBI_NONE ? kStepsAlibi : 0) + (p.dropout > 0 ? kStepsDropout : 0);
+}
+
 // Blocks that stay: nothing but the first loads and the last stores is not under way beside products, and what a
 // tile takes is what one unit needs and a part of what the other does.
 double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
@@ -170,7 +180,8 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   const bool beside = row.engine.blocks > 1;
   // Few keys to a product use shared memory less well.
   const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +
-                       scores / 16 * kEngineExponents) * (beside ? kEngineBeside : 1);
+                       scores / 16 * kEngineExponents + scores * steps_cycles(row, problem.p)) *
+                      (beside ? kEngineBeside : 1);
   const double item = kEngineItem * row.tile_q / 64;
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
@@ -322,7 +333,7 @@ double backward_bytes(const tsr_resolved &problem, const Visits &visits, const B
                          dv * (bytes_of(p.o.dtype) + 2 * bytes_of(p.dout.dtype)) + 2 * 16) +
                  keys * (dqk * (bytes_of(p.k.dtype) + bytes_of(p.dk.dtype)) +
                          dv * (bytes_of(p.v.dtype) + bytes_of(p.dv.dtype)));
-  if (cut.sums) bytes += 4 * 4.0 * rows * cut.dq_columns * cut.dq_chunks;
+  if (cut.sums) bytes += 4 * 4.0 * static_cast<double>(cut.dq_floats);
   if (cut.converts) bytes += 2 * rows * dv * bytes_of(p.q.dtype);
   const double slices = (p.bias.stride[0] ? static_cast<double>(p.batch) : 1) *
                         (p.bias.stride[1] ? static_cast<double>(p.heads_q) : 1);

@@ -50,6 +50,8 @@ struct EngineShape {
   int32_t items;  // query tiles that a block takes at most; 0: one, blocks do not stay
   int32_t blocks; // of a multiprocessor
   int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k, in backward box_q
+  int32_t scores; // 1: score steps and dropout too
+  int32_t part_q; // backward: queries of a tile that one warpgroup makes dQ of
 };
 
 struct Row {
@@ -61,13 +63,13 @@ struct Row {
   int32_t dim_v;   // columns of Dv per block; larger Dv takes several chunks. Backward: largest Dv
   int32_t any;     // 0: interval masks, lengths, pages and sinks on aligned tensors with unit last
                    // stride; 1: every feature and stride
-  int32_t paged;   // 1: K and V may be paged
+  int32_t paged;   // 1: K and V may be paged; rows of the copy engine: they have to be
   int32_t arch;    // what device_takes() compares with the device's
   int32_t tile_q, tile_k;
   int32_t stages;
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
   BackwardTiles backward;   // zeros in other families
-  EngineShape engine = {0, 0, 0}; // likewise
+  EngineShape engine = {0, 0, 0, 0, 0}; // likewise
   int32_t planes = 0;       // 1: splits float32 once, in shared memory
 };
 

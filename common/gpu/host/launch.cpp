@@ -76,6 +76,16 @@ bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args,
   return launch_function(plan, plan.row->entry[entry], blocks, args, args_size, stream, why);
 }
 
+int32_t engine_box_k(const Row &row, const tsr_problem &p) {
+  int64_t box = row.tile_k;
+  for (int64_t page = p.page_size; page != 0;) { // the greatest common divisor
+    const int64_t rest = box % page;
+    box = page;
+    page = rest;
+  }
+  return static_cast<int32_t>(box);
+}
+
 bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
   TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {2, 0, 0, 0}, box_rows};
@@ -89,6 +99,8 @@ bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t
 
 namespace {
 
+constexpr int32_t kEngineRowsOut = 16; // of O that are copied at a time: a warp's
+
 bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   const tsr_problem &p = plan.problem->p;
   const EngineShape &engine = plan.row->engine;
@@ -98,15 +110,22 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   fill_call(*plan.problem, args, &e.forward.call);
   e.forward.tiles = plan.choice.cut.tiles;
   e.forward.chunks = 1;
-  const int64_t keys = packed_k ? p.total_k : p.seq_k;
+  e.box_k = engine_box_k(*plan.row, p);
+  // A page is what a batch is elsewhere.
+  const int64_t keys = p.page_size ? p.page_size : packed_k ? p.total_k : p.seq_k;
+  const int64_t keys_batch = p.page_size ? p.num_pages : p.batch;
   if (!map_tensor(args.q, p.q, packed_q, p.dim_qk, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
                   engine.box_q, &e.q, why))
     return false;
   // Without keys no tile is ever asked for.
-  if (keys > 0 && (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, plan.row->tile_k,
-                               &e.k, why) ||
-                   !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, plan.row->tile_k,
-                               &e.v, why)))
+  if (keys > 0 &&
+      (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
+       !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
+    return false;
+  // O as wide as Q's elements, in rows of whole 16 bytes: see gpu::kVectorO.
+  e.copies_out = p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
+  if (e.copies_out && !map_tensor(args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
+                                  kEngineRowsOut, &e.o, why))
     return false;
   return launch_entry(plan, kEntryMain, plan.choice.cut.blocks, &e, sizeof e, args.stream, why);
 }

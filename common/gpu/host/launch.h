@@ -36,6 +36,11 @@ bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const
 bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
                   void *stream, tsr_reason *why);
 
+// Rows of keys of a box of the copy engine: the tile, or with pages as many as divide a page and the tile; a multiple
+// of kLeastBox if the page is.
+constexpr int32_t kLeastBox = 8;
+int32_t engine_box_k(const Row &row, const tsr_problem &p);
+
 // Where the copy engine finds a tensor, in boxes of box_rows rows. packed: rows of all sequences in one.
 bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why);

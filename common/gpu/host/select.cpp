@@ -32,10 +32,10 @@ constexpr uint32_t kBackwardFeatures = TSR_FEATURE_DLSE | TSR_FEATURE_DSINK;
 constexpr uint32_t kBackwardAnyFeatures = TSR_FEATURE_DBIAS | TSR_FEATURE_ACCUMULATE;
 // A prefix costs the interval rule the registers that dK and dV have left.
 constexpr uint32_t kBackwardNotEdge = TSR_FEATURE_PREFIX;
-constexpr uint32_t kAnyFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_MASK |
-                                  TSR_FEATURE_BLOCK_MASK |
-                                  TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI | TSR_FEATURE_SOFTCAP |
-                                  TSR_FEATURE_DROPOUT | TSR_FEATURE_STRIDED_LAST;
+constexpr uint32_t kScoreFeatures = kEdgeFeatures | TSR_FEATURE_MAX_LOGIT | TSR_FEATURE_BIAS | TSR_FEATURE_ALIBI |
+                                    TSR_FEATURE_SOFTCAP | TSR_FEATURE_DROPOUT;
+constexpr uint32_t kAnyFeatures = kScoreFeatures | TSR_FEATURE_MASK | TSR_FEATURE_BLOCK_MASK |
+                                  TSR_FEATURE_STRIDED_LAST;
 // Rows of a slot are counted in 32 bits on the device, with room for a tile beyond the last one.
 constexpr int64_t kMostRows = INT32_MAX - 4096;
 constexpr int64_t kMostSplits = 256;         // where their number is chosen,
@@ -109,9 +109,10 @@ bool takes_dtypes(const Row &row, const tsr_problem &p, tsr_reason *why) {
 
 bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why) {
   // Where keys lie is no reason for other bits: rows that differ by pages alone may still differ in tiles.
-  if (!row.paged && problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
-    return refuse(why, "with batch_invariant only kernels that could take pages too are used");
-  uint32_t known = row.any ? kAnyFeatures : kEdgeFeatures;
+  if ((!row.paged || row.family == Family::kEngineForward) &&
+      problem.p.determinism == TSR_DETERMINISM_BATCH_INVARIANT)
+    return refuse(why, "with batch_invariant only kernels that take keys with and without pages are used");
+  uint32_t known = row.any ? kAnyFeatures : row.engine.scores ? kScoreFeatures : kEdgeFeatures;
   if (row.family == Family::kBackward)
     known = (row.any ? known | kBackwardAnyFeatures : known & ~kBackwardNotEdge) | kBackwardFeatures;
   if (!row.paged) known &= ~static_cast<uint32_t>(TSR_FEATURE_PAGED);
@@ -131,6 +132,21 @@ bool takes_features(const Row &row, const tsr_resolved &problem, tsr_reason *why
   return false;
 }
 
+// Rows of the copy engine read pages in boxes: see engine_box_k in launch.h.
+bool takes_pages(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (row.family != Family::kEngineForward || !row.paged) return true;
+  if (!p.page_size) return refuse(why, "keys do not lie in pages; this kernel takes those that do");
+  if (p.page_size % kLeastBox != 0)
+    return refuse(why, "pages have %lld rows; this kernel takes multiples of %d", static_cast<long long>(p.page_size),
+                  static_cast<int>(kLeastBox));
+  if (p.num_pages < 1 || p.num_pages > kMostRows)
+    return refuse(why, "%lld pages; this kernel takes 1 to %lld", static_cast<long long>(p.num_pages),
+                  static_cast<long long>(kMostRows));
+  if (p.arrays & TSR_ARRAY_LEFT_PAD_K)
+    return refuse(why, "keys have left padding; this kernel takes pages whose first row is used");
+  return true;
+}
+
 bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   if (p.dim_qk > row.dim_qk)
     return refuse(why, "dim_qk is %lld; this kernel takes up to %d",
@@ -145,8 +161,15 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   return true;
 }
 
-// Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included.
-bool takes_scale(const tsr_problem &p, tsr_reason *why) {
+// Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included; score rows take
+// products by scale / softcap to what tanh is of.
+bool takes_scale(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (row.engine.scores) {
+    const float factor = p.softcap > 0 ? fabsf(p.scale / p.softcap) : 1.0f;
+    if (p.scale == 0 || (factor >= FLT_MIN && factor <= FLT_MAX)) return true;
+    return refuse(why, "scale is %g and softcap %g; this kernel needs their ratio to be a normal float32", p.scale,
+                  p.softcap);
+  }
   const float unit = p.scale * static_cast<float>(TSRI_LOG2E);
   if (unit >= FLT_MIN && unit <= FLT_MAX) return true;
   return refuse(why, "scale is %g; this kernel needs log2 e times it to be a positive, normal float32",
@@ -156,13 +179,14 @@ bool takes_scale(const tsr_problem &p, tsr_reason *why) {
 // What the encoding of tensors for the copy engine can say.
 bool takes_boxes(const tsr_problem &p, tsr_reason *why) {
   constexpr int64_t kMostStride = int64_t{1} << 39; // elements; 2^40 bytes are too many
+  const int64_t keys_batch = p.page_size ? p.num_pages : p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch;
   const struct {
     const char *name;
     const tsr_layout *layout;
     int64_t extent[3];
   } tensors[] = {{"q", &p.q, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}},
-                 {"k", &p.k, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
-                 {"v", &p.v, {p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch, p.heads_kv, INT64_MAX}},
+                 {"k", &p.k, {keys_batch, p.heads_kv, INT64_MAX}},
+                 {"v", &p.v, {keys_batch, p.heads_kv, INT64_MAX}},
                  {"dout", &p.dout, {p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch, p.heads_q, INT64_MAX}}};
   for (const auto &t : tensors)
     for (int d = 0; d < 3; ++d) {
@@ -194,7 +218,7 @@ bool takes_layouts(const Row &row, const tsr_problem &p, tsr_reason *why) {
                     "%lld columns)",
                     t.name, static_cast<long long>(t.layout->alignment),
                     static_cast<long long>(t.columns));
-  return takes_scale(p, why);
+  return takes_scale(row, p, why);
 }
 
 // Fails where the launch would not fit the device's numbering.
@@ -221,8 +245,8 @@ bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why
   return set_blocks(tsri_mul_sat(tsri_mul_sat(tiles, cut->chunks), slots), cut, why);
 }
 
-// Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or as
-// make their lists of work short enough.
+// Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or so many
+// times as many as make their lists of work short enough.
 bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
   if (!cut_forward(row, p, cut, why)) return false;
   if (cut->chunks > 1)
@@ -231,8 +255,10 @@ bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, 
   if (cut->blocks == 0) return true;
   const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
   const int64_t most = (row.engine.items - 2) / 2;
-  const int64_t blocks = max64(static_cast<int64_t>(facts.processors) * row.engine.blocks, ceil_div(pairs, most));
-  return set_blocks(min64(blocks, 2 * pairs), cut, why);
+  // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
+  const int64_t held = static_cast<int64_t>(facts.processors) * row.engine.blocks;
+  const int64_t rounds = max64(1, ceil_div(ceil_div(pairs, most), held));
+  return set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why);
 }
 
 // Into parts of `part_keys` keys, a multiple of the key tile; 0: parts of what each row tile sees.
@@ -320,7 +346,7 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
   memset(choice, 0, sizeof *choice);
   if (!takes_device(facts, row, why) || !takes_dtypes(row, problem.p, why) ||
       !takes_features(row, problem, why) || !takes_sizes(row, problem.p, why) ||
-      !takes_layouts(row, problem.p, why))
+      !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why))
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
   const int64_t workspace = row.family == Family::kBackward

@@ -41,6 +41,7 @@ struct BackwardCut {
   int64_t bias_blocks; // kEntryBias
   int32_t bias_tiles_q, bias_tiles_k;
   int32_t dq_columns, dq_chunks; // float sums of dQ: columns of a chunk, chunks
+  int64_t dq_floats;   // of these sums
   bool sums;           // dQ comes from float sums
   bool converts;       // dO is converted first
 };

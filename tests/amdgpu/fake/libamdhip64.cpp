@@ -5,6 +5,7 @@
 // runs only when somebody waits for it, and a fault is for ever, as on a device. Environment:
 //   FAKE_HIP_DEVICES    architectures of the devices ("gfx90a,gfx942,gfx1100,gfx1201")
 //   FAKE_HIP_BACKWARDS  1: waves and blocks run in falling order
+//   FAKE_HIP_OBJECTS    a folder of code objects <kernel>.co that take the place of those of the library
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,13 @@
 #include <time.h>
 
 #include <deque>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/amdgpu/executor.h"
@@ -339,6 +343,26 @@ EXPORT int hipPointerGetAttributes(PointerAttributes *to, const void *pointer) {
   return 0;
 }
 
+namespace {
+
+// The kernel of FAKE_HIP_OBJECTS that takes the place of a shipped one, so that faults can be tried out through
+// the whole backend; null: none.
+Kernel *replacement(const char *name) {
+  static std::vector<std::pair<std::unique_ptr<CodeObject>, std::string>> loaded; // with its image
+  const char *folder = getenv("FAKE_HIP_OBJECTS");
+  if (!folder) return nullptr;
+  const std::string path = std::string(folder) + "/" + name + ".co";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return nullptr;
+  std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>()), error;
+  loaded.emplace_back(nullptr, std::move(image));
+  loaded.back().first = CodeObject::load(loaded.back().second.data(), loaded.back().second.size(), &error);
+  if (!loaded.back().first) fprintf(stderr, "fake libamdhip64: %s: %s\n", path.c_str(), error.c_str());
+  return loaded.back().first ? loaded.back().first->find(name) : nullptr;
+}
+
+} // namespace
+
 EXPORT int hipModuleLoadData(void **module, const void *image) {
   const Guard guard(lock);
   std::string error;
@@ -354,7 +378,8 @@ EXPORT int hipModuleLoadData(void **module, const void *image) {
 EXPORT int hipModuleGetFunction(void **function, void *module, const char *name) {
   const Guard guard(lock);
   Module *m = static_cast<Module *>(module);
-  Kernel *kernel = m->object->find(name);
+  Kernel *kernel = replacement(name);
+  if (!kernel) kernel = m->object->find(name);
   if (!kernel) return kNotFound;
   *function = new Function{kernel, m->device};
   return 0;
