@@ -18,6 +18,10 @@ namespace cuda {
 #define TSRI_CUDA_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   extern const Row tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k;
 #define TSRI_CUDA_ENGINE_BACKWARD(...) TSRI_CUDA_BACKWARD(__VA_ARGS__)
+#define TSRI_CUDA_PLANES_FORWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, warps, stages) \
+  extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k;
+#define TSRI_CUDA_PLANES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
+  extern const Row tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k;
 #include "kernels.def"
 
 static const Row *const rows[] = {
@@ -30,6 +34,10 @@ static const Row *const rows[] = {
 #define TSRI_CUDA_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   &tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k,
 #define TSRI_CUDA_ENGINE_BACKWARD(...) TSRI_CUDA_BACKWARD(__VA_ARGS__)
+#define TSRI_CUDA_PLANES_FORWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, warps, stages) \
+  &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k,
+#define TSRI_CUDA_PLANES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
+  &tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k,
 #include "kernels.def"
 };
 

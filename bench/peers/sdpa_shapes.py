@@ -49,8 +49,8 @@ SUITES = {
     "prefill": prefill,
     "short": lambda dtype="f16": [Shape(16384 // n, 16, 16, n, n, 64, dtype)
                                   for n in (128, 256, 512, 1024)],
-    "float32": lambda dtype="f32": [Shape(4, 16, 16, 4096, 4096, 64, dtype, causal)
-                                    for causal in (True, False)],
+    "float32": lambda dtype="f32": [Shape(4, 16, 16, 4096, 4096, dim, dtype, causal)
+                                    for dim in (64, 128) for causal in (True, False)],
     "grouped": lambda dtype="bf16": [Shape(1, 64, 8, 8192, 8192, 128, dtype, True),
                                      Shape(1, 64, 8, 16384, 16384, 128, dtype, False),
                                      Shape(1, 64, 8, 32768, 32768, 128, dtype, True)],

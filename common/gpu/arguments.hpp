@@ -118,8 +118,8 @@ struct alignas(16) RowStat {
 
 // The rounding of a stored O is an error of delta that all keys of a row share. Against the rounding of dS
 // it falls with the root of the number of keys, so it shows where a row sees few of them, or where few rows
-// of a KV head add up.
-constexpr int32_t kFewKeys = 96, kFewRows = 64;
+// of a KV head add up. In float32 there is no rounding of dS to compare with, only those of sums: more keys.
+constexpr int32_t kFewKeys = 96, kFewKeysF32 = 512, kFewRows = 64;
 
 // Row of stats and of dq_sum by rows: batch-major over slots, [Hq, total_q] when packed.
 struct BackwardArgs {

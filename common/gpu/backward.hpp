@@ -23,6 +23,7 @@
 #include "common/gpu/gradient.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
+#include "common/gpu/turned.hpp"
 #include "common/gpu/tile.hpp"
 #include "common/gpu/work.hpp"
 
@@ -50,11 +51,17 @@ struct Backward {
   static constexpr int kOutQ = kChunkQk / (kColumnWaves * 16);
   // A wave that has all columns of its keys uses the P and dS it made from registers.
   static constexpr bool kDirect = kOtherWaves == 1;
-  using TileK = Tile<E, kTileK, kDqk>;
-  using TileV = Tile<E, kTileK, kDv>;
-  using TileQ = Tile<E, kTileQ, kDqk>;
-  using TileO = Tile<E, kTileQ, kDv>;
-  using TileP = Tile<E, kTileK, kTileQ>;
+  // Turned: operands of one query tile, made from copies that land in a stage of plain rows.
+  static constexpr bool kTurned = Operands<U>::kTurned;
+  template <int kRows, int kColumns>
+  using In = typename Operands<U>::template In<kRows, kColumns>;
+  using TileK = In<kTileK, kDqk>;
+  using TileV = In<kTileK, kDv>;
+  using TileQ = In<kTileQ, kDqk>;
+  using TileO = In<kTileQ, kDv>;
+  using TileP = In<kTileK, kTileQ>;
+  using CopyQ = typename Operands<U>::template Copy<TileQ>;
+  using CopyO = typename Operands<U>::template Copy<TileO>;
   using OutK = Tile<E, kTileK, kChunkQk>;
   using OutV = Tile<E, kTileK, kChunkV>;
 
@@ -70,13 +77,17 @@ struct Backward {
     int32_t begin, count; // query tiles that see the keys
   };
   static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
-  static constexpr uint32_t kK = ceil_div(kStats + kStages * kTileQ * sizeof(RowStat), 1024) * 1024;
+  static constexpr uint32_t kWeights = kStats + kStages * kTileQ * sizeof(RowStat); // turned: of the rows
+  static constexpr uint32_t kK = ceil_div(kWeights + (kTurned ? kTileQ * 4 : 0), 1024) * 1024;
   static constexpr uint32_t kV = kK + TileK::kBytes;
   static constexpr uint32_t kQ = kV + TileV::kBytes;
-  static constexpr uint32_t kO = kQ + kStages * TileQ::kBytes;
-  static constexpr uint32_t kP = kO + kStages * TileO::kBytes;
+  static constexpr int kTiles = kTurned ? 1 : kStages; // query tiles that are operands at once
+  static constexpr uint32_t kO = kQ + kTiles * TileQ::kBytes;
+  static constexpr uint32_t kP = kO + kTiles * TileO::kBytes;
   static constexpr uint32_t kS = kP + (kDirect ? 0 : TileP::kBytes);
-  static constexpr uint32_t kEnd = kS + 2 * TileP::kBytes;
+  static constexpr uint32_t kCopyQ = kS + (kTurned ? 1 : 2) * TileP::kBytes;
+  static constexpr uint32_t kCopyO = kCopyQ + (kTurned ? CopyQ::kBytes : 0);
+  static constexpr uint32_t kEnd = kCopyO + (kTurned ? CopyO::kBytes : 0);
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kK + max_of(OutK::kBytes, OutV::kBytes));
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
@@ -87,14 +98,15 @@ struct Backward {
   }
   static_assert(columns_align(kOutK) && columns_align(kOutV) && columns_align(kOutQ),
                 "column tiles of a wave are a power of two or whole swizzles");
-  static_assert(kChunkQk * sizeof(E) % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
-  static_assert(kChunkV * sizeof(E) % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
+  static constexpr int kSize = TileK::kPlanes > 1 ? 2 : static_cast<int>(sizeof(E)); // bytes of an operand
+  static_assert(kChunkQk * kSize % 128 == 0 || kChunkQk == kDqk, "chunks begin at a swizzle");
+  static_assert(kChunkV * kSize % 128 == 0 || kChunkV == kDv, "chunks begin at a swizzle");
   static_assert((kChunkQk == kDqk) == (kChunkV == kDv), "one chunk of both, or chunks are counted");
 
   // Scores of a wave are made a few query accumulators at a time, as many as registers allow beside dK
   // and dV.
   static constexpr int kGroup =
-      kCon % 2 == 0 && kFree * kCon * U::kElements > 32 ? kCon / 2 : kCon;
+      kCon % 2 == 0 && kFree * kCon * U::kElements > (kTurned ? 16 : 32) ? kCon / 2 : kCon;
   using Scores = typename U::Acc[kFree][kGroup];
 
   TSRI_DEVICE_MEMBER int wave() { return fresh_thread_index() / U::kWave; }
@@ -124,8 +136,10 @@ struct Backward {
         if (U::slot(e) != 0) continue; // each query once, then both slots of keys
         const int q = row + c * U::kCon + U::con_lane() + U::con_element(e);
         const RowStat stat = shared_at<RowStat>(stats + static_cast<uint32_t>(q) * 16);
+        // From global memory with an address each, where registers allow it.
         const float weight =
-            weight_of<Weighs<E, kAny>::value>(args, shared.stats, i0 + q, shared.rule.sq);
+            kTurned ? shared_at<float>(kWeights + static_cast<uint32_t>(q) * 4)
+                    : weight_of<Weighs<E, kAny>::value>(args, shared.stats, i0 + q, shared.rule.sq);
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
@@ -150,8 +164,11 @@ struct Backward {
         for (int e = 0; e < U::kElements; e += 2) {
           const int r = key_row() + f * U::kFree + U::free_of(U::slot(e));
           const int bytes = (row + c * U::kCon + U::con_lane() + U::con_element(e)) * size;
-          shared_pair<E>(tile + TileP::at(r, bytes / 16) + static_cast<uint32_t>(bytes % 16),
-                         s[f][c].x[e], s[f][c].x[e + 1]);
+          if constexpr (kTurned)
+            U::template store_pair<TileP>(tile, r, bytes / size, s[f][c].x[e], s[f][c].x[e + 1]);
+          else
+            shared_pair<E>(tile + TileP::at(r, bytes / 16) + static_cast<uint32_t>(bytes % 16),
+                           s[f][c].x[e], s[f][c].x[e + 1]);
         }
   }
 
@@ -221,10 +238,12 @@ struct Backward {
 
   // Copies of query tile i0 of the current head into a stage.
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int stage, int32_t i0) {
-    load_tile<E, TileQ, kThreads, kAny, false>(kQ + stage * TileQ::kBytes, shared.q, i0, 0,
-                                        fresh_thread_index());
-    load_tile<E, TileO, kThreads, kAny, false>(kO + stage * TileO::kBytes, shared.dout, i0, 0,
-                                        fresh_thread_index());
+    load_tile<E, CopyQ, kThreads, kAny, false>(
+        kTurned ? kCopyQ : kQ + static_cast<uint32_t>(stage) * TileQ::kBytes, shared.q, i0, 0,
+        fresh_thread_index());
+    load_tile<E, CopyO, kThreads, kAny, false>(
+        kTurned ? kCopyO : kO + static_cast<uint32_t>(stage) * TileO::kBytes, shared.dout, i0, 0,
+        fresh_thread_index());
     load_stats<kTileQ, kThreads>(kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat)),
                                  args.stats + shared.stats, i0,
                                  static_cast<int32_t>(shared.sequence.q.len));
@@ -293,6 +312,22 @@ struct Backward {
         static_cast<int>(p.dim_v));
   }
 
+  // Starts loading keys or values, which stay; turned ones are split in place of waiting.
+  template <class T>
+  TSRI_DEVICE_MEMBER void load_keys(uint32_t to, const RowSource &from, int32_t key0) {
+    if constexpr (kTurned) {
+      using Copy = typename Operands<U>::template Copy<T>; // over what is used later
+      static_assert(kEnd >= kQ + Copy::kBytes, "room for plain rows");
+      load_tile<E, Copy, kThreads, kAny>(kQ, from, key0, 0);
+      copy_commit();
+      copy_wait<0>();
+      turn_tile<U, T, kThreads>(kQ, to, thread_index());
+      sync_block();
+    } else {
+      load_tile<E, T, kThreads, kAny>(to, from, key0, 0);
+    }
+  }
+
   // All query tiles of all heads of the group.
   TSRI_DEVICE_MEMBER void walk(const Args &args, Shared &shared, uint32_t g, int chunk, int32_t key0,
                                typename U::Acc (&dk)[kFree][kOutK],
@@ -307,16 +342,14 @@ struct Backward {
     const int32_t end = to > from ? ceil_div(static_cast<int32_t>(to), kTileQ) : begin;
     if (begin >= end) return;
     const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
-    load_tile<E, TileK, kThreads, kAny>(
-        kK,
-        kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g, p.dim_qk,
-                     args.call.vector & kVectorK),
-        key0, 0);
-    load_tile<E, TileV, kThreads, kAny>(
-        kV,
-        kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g, p.dim_v,
-                     args.call.vector & kVectorV),
-        key0, 0);
+    load_keys<TileK>(kK,
+                     kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g,
+                                  p.dim_qk, args.call.vector & kVectorK),
+                     key0);
+    load_keys<TileV>(kV,
+                     kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g,
+                                  p.dim_v, args.call.vector & kVectorV),
+                     key0);
     load_queries(args, shared, 0, begin * kTileQ);
     copy_commit();
     if (thread_index() == 0) {
@@ -328,6 +361,7 @@ struct Backward {
     for (int32_t n = 0; n < total; ++n) {
       copy_wait<0>();
       sync_block(); // this tile has arrived; everybody is done with the one before
+      if constexpr (kTurned) make_operands(args, shared, n, chunk);
       // Head and tile follow from n: only one number is kept in a register across the products.
       const int32_t count = shared.count;
       const int32_t i0 = (shared.begin + n % count) * kTileQ;
@@ -350,8 +384,9 @@ struct Backward {
         load_queries(args, shared, (n + 1) % kStages, (shared.begin + t) * kTileQ);
         copy_commit();
       }
+      if constexpr (kTurned) sync_block(); // operands are made, dS of the tile before has been used
       make_keys(args, shared, stage, n % 2, chunk, key0, i0, dk, dv);
-      if (n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
+      if (!kTurned && n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
       if (late && n + 1 < total) {
         sync_block(); // the scores are made, the stage has been read by all
         const int32_t again = shared.count;
@@ -369,13 +404,26 @@ struct Backward {
     make_queries(args, shared, (total - 1) % 2, chunk);
   }
 
+  // Turned: query tile n from its copies, and dQ of the tile before, whose dS is complete.
+  TSRI_DEVICE_MEMBER void make_operands(const Args &args, const Shared &shared, int32_t n, int chunk) {
+    const int row = fresh_thread_index();
+    float weight = 1.0f;
+    if (row < kTileQ)
+      weight = weight_of<Weighs<E, kAny>::value>(
+          args, shared.stats, (shared.begin + n % shared.count) * kTileQ + row, shared.rule.sq);
+    if (n > 0) make_queries(args, shared, (n - 1) % 2, chunk);
+    turn_tile<U, TileQ, kThreads>(kCopyQ, kQ, fresh_thread_index());
+    turn_tile<U, TileO, kThreads>(kCopyO, kO, fresh_thread_index());
+    if (row < kTileQ) shared_at<float>(kWeights + static_cast<uint32_t>(row) * 4) = weight;
+  }
+
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
-    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
+    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * kSize;
     if (args.dq_sum && (kChunkQk == kDqk || chunk < args.dq_chunks))
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,
-                  kS + slot * TileP::kBytes, shared.sum_rows[slot], k_bytes);
+                  kS + (kTurned ? 0 : slot) * TileP::kBytes, shared.sum_rows[slot], k_bytes);
   }
 
   // dK and dV from one query tile; its dS is left in buffer `slot`.
@@ -384,10 +432,11 @@ struct Backward {
                                     typename U::Acc (&dk)[kFree][kOutK],
                                     typename U::Acc (&dv)[kFree][kOutV]) {
     const uint32_t stats = kStats + stage * kTileQ * static_cast<uint32_t>(sizeof(RowStat));
-    const uint32_t q_tile = kQ + stage * TileQ::kBytes, o_tile = kO + stage * TileO::kBytes;
-    const uint32_t s_tile = kS + slot * TileP::kBytes;
-    const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * sizeof(E);
-    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * sizeof(E);
+    const uint32_t q_tile = kQ + (kTurned ? 0 : stage) * TileQ::kBytes;
+    const uint32_t o_tile = kO + (kTurned ? 0 : stage) * TileO::kBytes;
+    const uint32_t s_tile = kS + (kTurned ? 0 : slot) * TileP::kBytes;
+    const uint32_t v_bytes = static_cast<uint32_t>(chunk * kChunkV) * kSize;
+    const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * kSize;
     // Read here: a register kept across the products of the loop is one too many.
     const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const int32_t sq = static_cast<int32_t>(shared.rule.sq);
@@ -413,6 +462,7 @@ struct Backward {
         if (kDirect) {
           if (kChunkV == kDv || chunk * kChunkV < args.call.p.dim_v)
             accumulate_direct<kOutV, TileO>(dv, s, o_tile + v_bytes, row);
+          if (kTurned) sync_wave(); // keeps the loads of one product out of the other, where registers end
           if (kChunkQk == kDqk || chunk * kChunkQk < args.call.p.dim_qk)
             accumulate_direct<kOutK, TileQ>(dk, dp, q_tile + k_bytes, row);
         }

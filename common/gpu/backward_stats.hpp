@@ -25,8 +25,10 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   static constexpr int kRows = kFree * U::kRows; // of a lane
   using Natural = Weighs<typename U::Element, kAny>;
   static constexpr uint32_t kSharedBytes = Base::kSharedBytes;
-  // LSE beyond this makes p inexact in 16 bits: its rounding is a relative error of p.
-  static constexpr float kLargeLse = 256.0f;
+  static constexpr bool kIsFloat = sizeof(typename U::Element) == 4;
+  // LSE beyond this makes p inexact in 16 bits, or float32: its rounding is a relative error of p.
+  static constexpr float kLargeLse = kIsFloat ? 16.0f : 256.0f;
+  static constexpr int32_t kFew = kIsFloat ? kFewKeysF32 : kFewKeys;
 
   // A sum with what rounding took from it, which counts in float32: delta is as large as a dP, and its
   // rounding is shared by all keys of a row.
@@ -105,7 +107,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
       const RowStat stat = args.stats[shared.stats + i];
       const int32_t keys = prefix + stat.hi - stat.lo;
       if (keys == 0 || stat.lse == infinity()) continue;
-      if (keys <= kFewKeys || !(stat.lse <= most && stat.lse >= -most)) coarse = true;
+      if (keys <= kFew || !(stat.lse <= most && stat.lse >= -most)) coarse = true;
     }
     return any_lane(coarse); // every wave looks at the whole tile: all agree
   }

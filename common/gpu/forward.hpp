@@ -17,6 +17,7 @@
 #include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
+#include "common/gpu/turned.hpp"
 #include "common/gpu/tile.hpp"
 #include "common/gpu/work.hpp"
 
@@ -36,10 +37,15 @@ struct Forward {
   static constexpr int kOut = kDv / U::kCon; // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
-  using TileQ = Tile<E, kTileQ, kDqk>;
-  using TileK = Tile<E, kTileK, kDqk>;
+  // Turned: operands of two key tiles, and copies of a third; see turned.hpp.
+  static constexpr bool kTurned = Operands<U>::kTurned;
+  using TileQ = typename Operands<U>::template In<kTileQ, kDqk>;
+  using TileK = typename Operands<U>::template In<kTileK, kDqk>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
+  using CopyQ = typename Operands<U>::template Copy<TileQ>;
+  using CopyK = typename Operands<U>::template Copy<TileK>;
+  using CopyV = typename Operands<U>::template Copy<TileV>;
   // Queries stay in registers where these are few, or (staged) where shared memory has no room for them.
   static constexpr int kQueryBytes = kFree * kDepth * static_cast<int>(sizeof(typename U::Free)); // of a lane
   static constexpr bool kKeepQ = !U::kSplits && (kQueryBytes <= 128 || (U::kStaged && kQueryBytes <= 640 &&
@@ -51,6 +57,7 @@ struct Forward {
     Place place;
     RowSource k, v;   // not in registers: they are needed only where copies start,
     ScoreTerms terms; // and these, of kAny, only among scores
+    int32_t odd[2];   // turned: the last key tile of a stage whose values want a second look
   };
   static constexpr uint32_t kBands = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kQ = ceil_div(kBands + kTileQ * sizeof(RowBand), 1024) * 1024;
@@ -58,7 +65,9 @@ struct Forward {
   static constexpr int kBuffers = U::kStaged ? 1 : kStages;
   static constexpr uint32_t kK = kQ + (U::kStaged && kKeepQ ? 0 : TileQ::kBytes);
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
-  static constexpr uint32_t kEnd = kV + kBuffers * TileV::kBytes;
+  static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
+  static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
+  static constexpr uint32_t kEnd = kCopyV + (kTurned ? CopyV::kBytes : 0);
   // O leaves through shared memory, in two parts where that makes room for another block.
   static constexpr int kParts =
       U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
@@ -66,6 +75,7 @@ struct Forward {
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
+  static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
 
   // What a wave carries from tile to tile.
@@ -212,13 +222,19 @@ struct Forward {
   }
 
   // out += P V of one tile.
-  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile) {
+  // odd: of a tile with values that are not finite or nearly so; only turned tiles know.
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const Scores &s, uint32_t v_tile, bool odd = true) {
     const typename U::ZOffset v_offset = U::template z_offset<TileV::kRowBytes>(v_tile);
     const auto load = [&s](typename U::P(&p)[kFree], int step) {
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) U::to_operand(p[f], s[f][step / kApply], step % kApply);
     };
-    if constexpr (U::kSplits) {
+    if constexpr (kTurned) {
+      if (odd)
+        recheck_values<U, TileV>(state.out, s, v_tile, ~0u >> (32 - kOut));
+      else
+        apply_product_split<U, TileV, kCon * kApply, true>(state.out, v_offset, load);
+    } else if constexpr (U::kSplits) {
       const uint32_t left_out =
           apply_product_split<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
       if (left_out) recheck_values<U, TileV>(state.out, s, v_tile, left_out);
@@ -227,17 +243,47 @@ struct Forward {
     }
   }
 
+  // Start loading a tile of keys, or of values from `column` on, into a stage.
+  TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
+    load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
+  }
+  TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
+    load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
+                                                column);
+  }
+
+  // Turned: key tile n from its copies, into the half of the operands that nobody reads; then the copies of the
+  // next one begin.
+  TSRI_DEVICE_MEMBER void turn_keys(Shared &shared, const KeyTiles &tiles, int32_t n, int column) {
+    const uint32_t stage = static_cast<uint32_t>(n % kStages);
+    copy_wait<0>();
+    turn_tile<U, TileK, kThreads>(kCopyK, kK + stage * TileK::kBytes, thread_index());
+    if (turn_tile<U, TileV, kThreads>(kCopyV, kV + stage * TileV::kBytes, thread_index()))
+      shared.odd[stage] = n;
+    if (n + 1 < tiles.count) {
+      load_keys(shared.k, KeyTiles::at(tiles, n + 1) * kTileK, 0);
+      load_values(shared.v, KeyTiles::at(tiles, n + 1) * kTileK, column, 0);
+    }
+    copy_commit();
+  }
+
   // All key tiles, copied by the device beside the products.
-  TSRI_DEVICE_MEMBER void walk_async(const Shared &shared, State &state, const KeyTiles &tiles, const RowSource &q,
+  TSRI_DEVICE_MEMBER void walk_async(Shared &shared, State &state, const KeyTiles &tiles, const RowSource &q,
                                      int32_t prefix, int32_t i0, int32_t sq, int column, float unit) {
     const RowSource &k = shared.k, &v = shared.v;
     const ScoreTerms &terms = shared.terms;
     if (tiles.count > 0) {
-      load_tile<E, TileQ, kThreads, kAny, false>(kQ, q, i0, 0);
-      load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, KeyTiles::at(tiles, 0) * kTileK, 0);
-      if (kStages > 1)
-        load_tile<E, TileV, kThreads, kAny, kPaged>(kV, v, KeyTiles::at(tiles, 0) * kTileK, column);
+      load_tile<E, CopyQ, kThreads, kAny, false>(kTurned ? kK : kQ, q, i0, 0);
+      if constexpr (kTurned) { // over what keys need later
+        copy_commit();
+        copy_wait<0>();
+        turn_tile<U, TileQ, kThreads>(kK, kQ, thread_index());
+        sync_block();
+      }
+      load_keys(k, KeyTiles::at(tiles, 0) * kTileK, 0);
+      if (kStages > 1) load_values(v, KeyTiles::at(tiles, 0) * kTileK, column, 0);
       copy_commit();
+      if constexpr (kTurned) turn_keys(shared, tiles, 0, column);
     }
     const uint32_t q_offset =
         U::template free_offset<TileQ::kRowBytes>(kQ) + wave_row() * TileQ::kRowBytes;
@@ -253,17 +299,17 @@ struct Forward {
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
       if (kStages == 1) {
-        load_tile<E, TileV, kThreads, kAny, kPaged>(v_tile, v, key0, column);
+        load_values(v, key0, column, 0);
         copy_commit();
         copy_wait<1>();
         sync_block();
       } else {
-        copy_wait<0>();
+        if (!kTurned) copy_wait<0>();
         sync_block();
-        if (n_tile + 1 < tiles.count) {
+        if (!kTurned && n_tile + 1 < tiles.count) {
           const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_tile<E, TileK, kThreads, kAny, kPaged>(kK + other * TileK::kBytes, k, next, 0);
-          load_tile<E, TileV, kThreads, kAny, kPaged>(kV + other * TileV::kBytes, v, next, column);
+          load_keys(k, next, other);
+          load_values(v, next, column, other);
         }
         copy_commit();
       }
@@ -286,10 +332,11 @@ struct Forward {
         else if (tile_class == TSRI_TILE_EDGE)
           mask_scores(s, prefix, key0);
       }
+      if constexpr (kTurned)
+        if (n_tile + 1 < tiles.count) turn_keys(shared, tiles, n_tile + 1, column);
       if (kStages == 1) {
         sync_block(); // K has been read by all
-        if (n_tile + 1 < tiles.count)
-          load_tile<E, TileK, kThreads, kAny, kPaged>(kK, k, next, 0);
+        if (n_tile + 1 < tiles.count) load_keys(k, next, 0);
         copy_commit();
       }
       if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
@@ -299,7 +346,7 @@ struct Forward {
       }
       if (tile_class != TSRI_TILE_SKIP) {
         if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
-        multiply_values(state, s, v_tile);
+        multiply_values(state, s, v_tile, !kTurned || shared.odd[n_tile % 2] == n_tile);
       }
       if (kStages == 1) sync_block(); // V has been read by all
     }
@@ -322,6 +369,7 @@ struct Forward {
       if (a.cu_q)
         place = find_packed(a.cu_q, p.index_dtype, p.total_q, p.batch, kTileQ, tile, U::kWave);
       if (thread_index() == 0) {
+        shared.odd[0] = shared.odd[1] = -1;
         shared.place = place;
         if (place.b >= 0) {
           const uint32_t kv_head = h / static_cast<uint32_t>(args.call.group);

@@ -35,29 +35,72 @@ TSRI_DEVICE void settle(typename U::Acc (&out)[kFree][kOut]) {
       for (int e = 0; e < U::kElements; ++e) settle(out[f][o].x[e]);
 }
 
+// Sums of U::kSum steps that units which split numbers add at a time; of one step the unit adds it.
+template <class U, bool kTransposed, int kSteps>
+TSRI_DEVICE void add_scores(typename U::Acc &acc, const typename U::Con (&x)[kSteps],
+                            const typename U::Free (&y)[kSteps]) {
+  if constexpr (U::kSum > 1) {
+    typename U::Acc sum;
+    U::template score_sum<kTransposed>(sum, x, y);
+    TSRI_UNROLL
+    for (int e = 0; e < U::kElements; ++e) acc.x[e] += sum.x[e];
+  } else if constexpr (kTransposed) {
+    U::score_transposed(acc, x[0], y[0]);
+  } else {
+    U::score(acc, x[0], y[0]);
+  }
+}
+
+// Whether loads of column tile o wait for the products of those before: moved together, they and the sums that
+// wait to be added take more registers than there are.
+template <class U>
+TSRI_DEVICE constexpr bool ends_turn(int o, int turn) {
+  return U::kSum > 1 && o > 0 && o % turn == 0;
+}
+
+// kFirst: acc holds nothing yet.
+template <class U, bool kFirst, int kSteps>
+TSRI_DEVICE void add_applied(typename U::Acc &acc, const typename U::Z (&z)[kSteps],
+                             const typename U::P (&p)[kSteps]) {
+  if constexpr (U::kSum > 1) {
+    typename U::Acc sum;
+    U::apply_sum(sum, z, p);
+    TSRI_UNROLL
+    for (int e = 0; e < U::kElements; ++e) acc.x[e] = kFirst ? sum.x[e] : acc.x[e] + sum.x[e];
+  } else {
+    if (kFirst) {
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) acc.x[e] = 0.0f;
+    }
+    U::apply(acc, z[0], p[0]);
+  }
+}
+
 // score_product of a unit that splits numbers: the loop over depth stays a loop, or the splitting would
 // move ahead of everything else and registers run out.
 template <class U, class TX, class TY, int kDepth, bool kTransposed, int kFree, int kCon>
 TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                      uint32_t y_offset) {
+  // Split on the way, two steps of two rows are too many registers.
+  constexpr int kSum = kFree > 1 && TY::kPlanes == 1 ? 1 : U::kSum;
+  static_assert(kDepth % kSum == 0, "whole sums");
   clear<U>(acc);
   TSRI_NO_UNROLL
-  for (int t = 0; t < kDepth; ++t) {
-    typename U::Free y[kFree];
+  for (int t = 0; t < kDepth; t += kSum) {
+    typename U::Free y[kFree][kSum];
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
-      U::template load_free<TY::kRowBytes>(y[f], y_offset, f * U::kFree, t);
+      TSRI_UNROLL
+      for (int s = 0; s < kSum; ++s)
+        U::template load_free<TY::kRowBytes>(y[f][s], y_offset, f * U::kFree, t + s);
     TSRI_UNROLL
     for (int c = 0; c < kCon; ++c) {
-      typename U::Con x;
-      U::template load_con<TX::kRowBytes>(x, x_offset, c * U::kCon, t);
+      typename U::Con x[kSum];
       TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f) {
-        if constexpr (kTransposed)
-          U::score_transposed(acc[f][c], x, y[f]);
-        else
-          U::score(acc[f][c], x, y[f]);
-      }
+      for (int s = 0; s < kSum; ++s)
+        U::template load_con<TX::kRowBytes>(x[s], x_offset, c * U::kCon, t + s);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) add_scores<U, kTransposed>(acc[f][c], x, y[f]);
     }
   }
   settle<U>(acc);
@@ -113,21 +156,35 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
 template <class U, class TZ, int kSteps, bool kAll, int kFree, int kOut, class Load>
 TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
                                          typename U::ZOffset z_offset, const Load &load) {
-  typename U::P p[kSteps][kFree];
+  constexpr int kSum = min_of(U::kSum, kSteps);
+  static_assert(kSteps % kSum == 0, "whole sums");
+  typename U::P p[kSteps / kSum][kFree][kSum];
   uint32_t left_out = 0;
   static_assert(kOut <= 32, "a bit each");
   TSRI_UNROLL
-  for (int s = 0; s < kSteps; ++s) load(p[s], s);
+  for (int s = 0; s < kSteps; ++s) {
+    typename U::P one[kFree];
+    load(one, s);
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f) p[s / kSum][f][s % kSum] = one[f];
+  }
   TSRI_UNROLL
   for (int o = 0; o < kOut; ++o) {
+    if (ends_turn<U>(o, TZ::kPlanes > 1 ? 1 : 2)) sync_wave();
     typename U::Acc part[1][kFree];
-    clear<U>(part);
     TSRI_UNROLL
-    for (int s = 0; s < kSteps; ++s) {
-      typename U::Z z;
-      U::template load_z<TZ::kRowBytes>(z, z_offset, s * U::kApplyStep, o);
+    for (int s = 0; s < kSteps / kSum; ++s) {
+      typename U::Z z[kSum];
       TSRI_UNROLL
-      for (int f = 0; f < kFree; ++f) U::apply(part[0][f], z, p[s][f]);
+      for (int n = 0; n < kSum; ++n)
+        U::template load_z<TZ::kRowBytes>(z[n], z_offset, (s * kSum + n) * U::kApplyStep, o);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) {
+        if (s == 0)
+          add_applied<U, true>(part[0][f], z, p[s][f]);
+        else
+          add_applied<U, false>(part[0][f], z, p[s][f]);
+      }
     }
     const bool leave = !kAll && any_lane(finds_nan<U>(part[0]));
     if (leave) left_out |= 1u << o;
@@ -141,25 +198,35 @@ TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
   return left_out;
 }
 
-// The same with P from shared memory, and a sum per step, so that only one step of P is in registers.
+// The same with P from shared memory, and no sum of a tile, so that only one sum's P is in registers.
 template <class U, class TZ, int kSteps, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_steps_split(typename U::Acc (&out)[kFree][kOut],
                                    typename U::ZOffset z_offset, const Load &load) {
+  constexpr int kSum = min_of(U::kSum, kSteps);
+  static_assert(kSteps % kSum == 0, "whole sums");
   TSRI_NO_UNROLL
-  for (int s = 0; s < kSteps; ++s) {
-    typename U::P p[kFree];
-    load(p, s);
+  for (int s = 0; s < kSteps; s += kSum) {
+    typename U::P p[kFree][kSum];
+    TSRI_UNROLL
+    for (int n = 0; n < kSum; ++n) {
+      typename U::P one[kFree];
+      load(one, s + n);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) p[f][n] = one[f];
+    }
     TSRI_UNROLL
     for (int o = 0; o < kOut; ++o) {
-      typename U::Z z;
-      U::template load_z<TZ::kRowBytes>(z, z_offset, s * U::kApplyStep, o);
+      if (ends_turn<U>(o, 2)) sync_wave();
+      typename U::Z z[kSum];
+      TSRI_UNROLL
+      for (int n = 0; n < kSum; ++n)
+        U::template load_z<TZ::kRowBytes>(z[n], z_offset, (s + n) * U::kApplyStep, o);
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) {
-        typename U::Acc part[1][1];
-        clear<U>(part);
-        U::apply(part[0][0], z, p[f]);
+        typename U::Acc part;
+        add_applied<U, true>(part, z, p[f]);
         TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part[0][0].x[e];
+        for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part.x[e];
       }
     }
   }

@@ -15,17 +15,21 @@ namespace gpu {
 // Whether a lane of the wave has a NaN, or infinities of both signs.
 template <class U, int kFree>
 TSRI_DEVICE bool finds_nan(const typename U::Acc (&acc)[kFree]) {
-  float sum = 0.0f;
+  float sum[4] = {}; // additions wait for one another
   TSRI_UNROLL
   for (int f = 0; f < kFree; ++f)
     TSRI_UNROLL
-    for (int e = 0; e < U::kElements; ++e) sum += acc[f].x[e];
-  return sum != sum;
+    for (int e = 0; e < U::kElements; ++e) sum[e % 4] += acc[f].x[e];
+  const float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  return all != all;
 }
 
 template <class T>
 TSRI_DEVICE float tile_value(uint32_t tile, int row, int column) {
-  return shared_at<float>(tile + T::at(row, column / 4) + static_cast<uint32_t>(column % 4 * 4));
+  if constexpr (T::kPlanes > 1)
+    return T::value(tile, row, column);
+  else
+    return shared_at<float>(tile + T::at(row, column / 4) + static_cast<uint32_t>(column % 4 * 4));
 }
 
 // Scores acc[free][con] = Y X^T; x, y: offsets of the wave's first rows.

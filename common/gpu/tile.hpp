@@ -22,6 +22,7 @@ struct Tile {
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kChunks = ceil_div(kColumns * static_cast<int>(sizeof(E)), 16); // of a row
   static constexpr int kPerChunk = 16 / static_cast<int>(sizeof(E));
+  static constexpr int kPlanes = 1; // parts that numbers are kept in
   static constexpr bool kTransposed = false;
 
   // Byte offset of chunk c of row r from the tile's begin.
@@ -41,6 +42,7 @@ struct TransposedTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kRowBytes = kRows * 2;
   static constexpr int kBytes = kColumns * kRowBytes;
+  static constexpr int kPlanes = 1;
   static constexpr bool kTransposed = true;
   static constexpr int kMask = kRows >= 64 ? 15 : kRows >= 32 ? 7 : 3;
 

@@ -6,7 +6,7 @@
 // leaves in a lane is already the A operand of the next product: nothing moves between lanes.
 //
 // MmaSync<E>        16-bit elements, m16n8k16, two n8 halves side by side
-// MmaSyncBf16x6     float32, in unit_f32.hpp
+// MmaSyncBf16x6     float32, in unit_f32.hpp; MmaSyncPlanes, in unit_planes.hpp
 #ifndef TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 #define TESSERA_BACKENDS_CUDA_SM80_UNIT_HPP_
 

@@ -5,7 +5,7 @@
 // left has no more bits than b2 holds. A product is six products of planes by m16n8k16; those left out
 // are below 2^-23 of it and have both signs. (Numbers below 2^-110 lose bits to bfloat16's subnormals.)
 // Tiles in shared memory stay float32, operands are split on the way to registers. The tensor core
-// truncates when it adds: a step has a sum of its own, small products first, which is added to the large
+// truncates when it adds: two steps have a sum of their own, small products first, which is added to the large
 // one with rounding.
 //
 // An infinity leaves a NaN in its other planes: every result that it enters is NaN and is made again from
@@ -28,6 +28,7 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
   static constexpr int kApplyStep = 16;
   // Operands cost arithmetic: products keep their loops, sum by tiles of con, and look for NaN.
   static constexpr bool kSplits = true;
+  static constexpr int kSum = 2; // steps of a sum of their own: fewer additions than with one
 
   struct Planes { // registers of the instruction's operands, per plane
     uint32_t r[3][4];
@@ -139,32 +140,45 @@ struct MmaSyncBf16x6Of : MmaSyncLayout<kFresh> {
       split_pair<kRowBytes>(p, i, offset, step * kApplyStep + i / 2 * 8, free0 * 4 + i % 2 * 32);
   }
 
-  // acc += a b, both halves of b in turn so that no instruction waits for the one before it.
-  // kSwapped: in the order that b a has.
-  template <bool kSwapped = false>
-  TSRI_DEVICE_MEMBER void multiply(Acc &acc, const Planes &a, const Planes &b) {
+  // sum = a[0] b[0] + ... of kSteps steps, small products first, both halves of b in turn so that no instruction
+  // waits for the one before it. kSwapped: in the order that b a has.
+  template <bool kSwapped, int kSteps>
+  TSRI_DEVICE_MEMBER void multiply(Acc &sum, const Planes (&a)[kSteps], const Planes (&b)[kSteps]) {
     constexpr int one[6] = {0, 2, 1, 0, 1, 0}, other[6] = {2, 0, 1, 1, 0, 0};
-    float step[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    TSRI_UNROLL
+    for (int e = 0; e < Base::kElements; ++e) sum.x[e] = 0.0f;
     TSRI_UNROLL
     for (int n = 0; n < 6; ++n)
       TSRI_UNROLL
-      for (int half = 0; half < 2; ++half)
-        mma16(BFloat16{}, step + 4 * half, a.r[kSwapped ? other[n] : one[n]],
-              b.r[kSwapped ? one[n] : other[n]] + 2 * half);
-    TSRI_UNROLL
-    for (int e = 0; e < Base::kElements; ++e) acc.x[e] += step[e];
+      for (int s = 0; s < kSteps; ++s)
+        TSRI_UNROLL
+        for (int half = 0; half < 2; ++half)
+          mma16(BFloat16{}, sum.x + 4 * half, a[s].r[kSwapped ? other[n] : one[n]],
+                b[s].r[kSwapped ? one[n] : other[n]] + 2 * half);
   }
-  TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) { multiply(acc, y, x); }
-  // score where free and con have changed places: the same products added in the same order, so that a
+  // kTransposed: free and con have changed places. The same products are added in the same order, so that a
   // score does not depend on which of them is free.
-  TSRI_DEVICE_MEMBER void score_transposed(Acc &acc, const Con &x, const Free &y) {
-    multiply<true>(acc, y, x);
+  template <bool kTransposed, int kSteps>
+  TSRI_DEVICE_MEMBER void score_sum(Acc &sum, const Con (&x)[kSteps], const Free (&y)[kSteps]) {
+    multiply<kTransposed>(sum, y, x);
+  }
+  // The same of one step, added.
+  TSRI_DEVICE_MEMBER void score(Acc &acc, const Con &x, const Free &y) { apply(acc, x, y); }
+  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) {
+    const Planes a[1] = {p}, b[1] = {z};
+    Acc sum;
+    multiply<false>(sum, a, b);
+    TSRI_UNROLL
+    for (int e = 0; e < Base::kElements; ++e) out.x[e] += sum.x[e];
   }
   TSRI_DEVICE_MEMBER void to_operand(P &p, const Acc &acc, int) {
     TSRI_UNROLL
     for (int i = 0; i < 4; ++i) split(p, i, acc.x[2 * i], acc.x[2 * i + 1]);
   }
-  TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { multiply(out, p, z); }
+  template <int kSteps>
+  TSRI_DEVICE_MEMBER void apply_sum(Acc &sum, const Z (&z)[kSteps], const P (&p)[kSteps]) {
+    multiply<false>(sum, p, z);
+  }
 };
 
 using MmaSyncBf16x6 = MmaSyncBf16x6Of<>;

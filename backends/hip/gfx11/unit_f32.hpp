@@ -18,6 +18,7 @@ struct WmmaBf16x6 : W {
   using Fresh = WmmaBf16x6;
   using Element = float;
   static constexpr bool kSplits = true;
+  static constexpr int kSum = 1; // steps that are added up at a time
   static constexpr bool kStaged = false; // planes leave no registers for copies under way
   static constexpr int kStep = 16, kApplyStep = 16;
   static constexpr int kWords = kHeld / 2;

@@ -59,8 +59,9 @@ bool set_pass(int64_t tiles, int64_t chunks, int64_t heads, int64_t slots, PassC
 // lengths and masks. It may not depend on sizes where results may not.
 bool finds_stats(const Row &row, const tsr_problem &p) {
   const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
-  return row.dtype == TSR_DTYPE_F32 || p.determinism == TSR_DETERMINISM_BATCH_INVARIANT ||
-         p.seq_k <= gpu::kFewKeys || tsri_mul_sat(p.seq_q, group) < gpu::kFewRows;
+  const int64_t few = row.dtype == TSR_DTYPE_F32 ? gpu::kFewKeysF32 : gpu::kFewKeys;
+  return p.determinism == TSR_DETERMINISM_BATCH_INVARIANT || p.seq_k <= few ||
+         tsri_mul_sat(p.seq_q, group) < gpu::kFewRows;
 }
 
 bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {

@@ -18,6 +18,7 @@ constexpr double kBlockCycles = 2500;     // start and end of a block, without w
 constexpr double kMergeCycles = 4500;     // last block of a unit: fence, counter, loads, stores
 constexpr double kMergePartCycles = 40;   // and for every part
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
+constexpr double kPlanesGain = 1.5;       // where float32 is split once, in shared memory
 constexpr double kForwardFit = 1.3;       // cycles that one H200 took of a forward row over those counted here
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
 constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
@@ -61,13 +62,17 @@ double resident(const DeviceFacts &facts, const Entry &e) {
   return fmax(blocks, 1);
 }
 
+// FLOPs per cycle of a multiprocessor that products of a row reach within a tile.
+double unit_rate(const DeviceFacts &facts, const Row &row) {
+  return unit_flops(facts.arch, row.dtype) * kUnitFraction * (row.planes ? kPlanesGain : 1);
+}
+
 // Cycles of one key tile of one block, with `together` blocks on the multiprocessor: the longest of
 // products, scores and loads, and of the others what does not hide behind it.
 double tile_cycles(const DeviceFacts &facts, const Row &row, double together) {
   const double scores = static_cast<double>(row.tile_q) * row.tile_k;
   const double dims = static_cast<double>(row.dim_qk + row.dim_v);
-  const double products =
-      2 * scores * dims / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
+  const double products = 2 * scores * dims / unit_rate(facts, row);
   const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
   const double loads = row.tile_k * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
   // With one stage copies wait for products and products for copies, twice per tile.
@@ -233,7 +238,9 @@ double split_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolve
                                              tsri_dtype_bytes(row.dtype) / kStreamBytes;
   const auto tile_seconds = [&](double together, double active) {
     together = fmax(1, fmin(together, most));
-    const double busy = fmax(tile_cycles(facts, row, together), latency / together) / facts.clock;
+    // 16-bit rows of this family were measured waiting for memory, those of float32 multiply as forward rows do.
+    const double fit = row.dtype == TSR_DTYPE_F32 ? kForwardFit : 1;
+    const double busy = fmax(tile_cycles(facts, row, together) * fit, latency / together) / facts.clock;
     const double share = active / processors;
     const double reached = fmin(1, fmin(kStreamReach * share, kStreamFirst + kStreamRest * share));
     return fmax(busy, active > 0 ? bytes * active / (band * reached) : 0);
@@ -293,8 +300,9 @@ double pass_cycles(const DeviceFacts &facts, const Row &row, const PairPass &pas
                          pass.pairs * 2 * scores * (dims + pass.columns) / (device_flops(facts.arch) * kEnginePairs);
     return fmax(share, 1) * block + (ceil(share) - share) * block / ceil(share);
   }
-  const double products =
-      2 * scores * (dims + pass.columns) / (unit_flops(facts.arch, row.dtype) * kUnitFraction);
+  // Planes are those of the main kernel; others split on the way.
+  const double slower = row.planes && &pass.entry != &row.entry[kEntryMain] ? kPlanesGain : 1;
+  const double products = 2 * scores * (dims + pass.columns) * slower / unit_rate(facts, row);
   const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
   const double loads = moved_rows * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
   const double longest = fmax(products, fmax(steps, row.stages > 1 ? loads : 0));

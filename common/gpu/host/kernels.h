@@ -70,6 +70,7 @@ struct Row {
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
   BackwardTiles backward;   // zeros in other families
   EngineShape engine = {0, 0, 0, 0, 0}; // likewise
+  int32_t planes = 0;       // 1: splits float32 once, in shared memory
 };
 
 // The index-th row of kernels.def; nullptr past the last one.
