@@ -264,7 +264,8 @@ struct BackwardFinish {
     const int64_t step = static_cast<int64_t>(block_count()) * (kThreads / 32);
     const int eights = args.dq_tile_q / 8;
     const int64_t units = args.dq_floats / (8 * args.dq_columns);
-    for (int64_t unit = static_cast<int64_t>(block_index()) * (kThreads / 32) + thread / 32; unit < units; unit += step) {
+    const int64_t first = static_cast<int64_t>(block_index()) * (kThreads / 32) + thread / 32;
+    for (int64_t unit = first; unit < units; unit += step) {
       int64_t eight;
       const int64_t tile = divide(unit, eights, eight);
       const TileOwner owner = tile_owner(args, tile);
@@ -277,7 +278,8 @@ struct BackwardFinish {
         Chunk x[2];
         TSRI_UNROLL
         for (int half = 0; half < 2; ++half)
-          x[half] = *reinterpret_cast<const Chunk *>(from + sum_index(q, c + 16 * half, args.dq_tile_q, args.dq_part_q));
+          x[half] = *reinterpret_cast<const Chunk *>(
+              from + sum_index(q, c + 16 * half, args.dq_tile_q, args.dq_part_q));
         sync_wave();
         TSRI_UNROLL
         for (int i = 0; i < 8; ++i) { // query 2 (lane % 4) + i % 2, column lane / 4, + 8, of each half

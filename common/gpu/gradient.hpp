@@ -32,8 +32,8 @@ TSRI_HOST_DEVICE inline SumTiles sum_tiles(const tsr_problem &p, const tsr_args 
   const int64_t head = (p.seq_q + tile_q - 1) / tile_q;
   return SumTiles{b * p.heads_q * head, head};
 }
-// Within such a tile of kQuarters * 64 columns and tile_q queries: the element of query q, column d. 64 columns x
-// part_q queries after the other, each as the accumulators of dQ^T lie in a warpgroup: 16 columns a warp, a
+// Within such a tile of tile_q queries: the element of query q, column d. Parts of 64 columns x part_q queries, one
+// after the other, each as the accumulators of dQ^T lie in a warpgroup: 16 columns a warp, a
 // lane's four numbers of 16 columns x 8 queries together.
 TSRI_DEVICE int sum_index(int q, int d, int tile_q, int part_q) {
   const int part = tile_q == part_q ? d / 64 : q / part_q;

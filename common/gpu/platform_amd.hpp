@@ -38,6 +38,11 @@ namespace gpu {
 
 // 16 and 8 bytes as one access; structs would be taken apart, or go through scratch.
 typedef uint32_t CopyWords __attribute__((ext_vector_type(4)));
+// 16 bytes to global memory as one access.
+TSRI_DEVICE void store_chunk(void *to, const uint32_t (&w)[4]) {
+  *reinterpret_cast<__attribute__((address_space(1))) CopyWords *>(reinterpret_cast<uintptr_t>(to)) =
+      CopyWords{w[0], w[1], w[2], w[3]};
+}
 typedef uint32_t Group __attribute__((ext_vector_type(2)));
 
 TSRI_DEVICE int thread_index() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }

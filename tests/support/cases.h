@@ -66,6 +66,7 @@ typedef enum tsr_sink_kind {
   TSR_SINK_NONE = 0,
   TSR_SINK_NORMAL,
   TSR_SINK_LARGE,    /* 20 and more: the sink takes nearly everything */
+  TSR_SINK_LOW,      /* -200 and less: no effect but in rows that see no key */
   TSR_SINK_MINUS_INF /* no effect */
 } tsr_sink_kind;
 

@@ -269,6 +269,7 @@ static bool fill_head_values(tsr_inputs *in) {
     for (h = 0; h < row->heads_q; ++h) {
       double x = tsr_test_normal(row->seed, STREAM_SINK, (uint64_t)h);
       if (row->sink == TSR_SINK_LARGE) x = 20 + fabs(x);
+      if (row->sink == TSR_SINK_LOW) x = -200 - fabs(x);
       if (row->sink == TSR_SINK_MINUS_INF) x = -(double)INFINITY;
       in->sink.x[h] = tsr_test_round(TSR_DTYPE_F32, x);
     }

@@ -158,8 +158,8 @@ Test(cuda_backward, statistics_are_found_where_rounding_shows) {
   cr_expect(cut_of(choose(h200, backward_of(2, 4, 4, 2048, 96, 64, 64))).stats_always);
   cr_expect(cut_of(choose(h200, backward_of(2, 4, 4, 63, 4096, 64, 64))).stats_always);
   cr_expect(!cut_of(choose(h200, backward_of(2, 8, 4, 32, 4096, 64, 64))).stats_always);
-  cr_expect(
-      cut_of(choose(h200, backward_of(2, 4, 4, 2048, 4096, 64, 64, TSR_DTYPE_F32))).stats_always);
+  cr_expect(cut_of(choose(h200, backward_of(2, 4, 4, 2048, 512, 64, 64, TSR_DTYPE_F32))).stats_always);
+  cr_expect(!cut_of(choose(h200, backward_of(2, 4, 4, 2048, 4096, 64, 64, TSR_DTYPE_F32))).stats_always);
 }
 
 Test(cuda_backward, bias_gradient_has_a_tile_of_each_axis_that_bias_has) {

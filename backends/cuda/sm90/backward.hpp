@@ -9,8 +9,8 @@
 //
 // One warp feeds the copy engine with queries and dO, another fetches what is known of query rows. Products are
 // started as soon as their operands are there, scores of the next tile before the sums of dQ are added, and dQ,
-// transposed, one tile late, so that tensor cores have work while threads compute (Shah et al. 2024, "FlashAttention-3", section 3.2 for
-// forward). Interval masks without a prefix on aligned tensors without pages.
+// transposed, one tile late, so that tensor cores have work while threads compute (Shah et al. 2024,
+// "FlashAttention-3", section 3.2 for forward). Interval masks without a prefix on aligned tensors without pages.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 
@@ -46,7 +46,6 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kSharedBytes = kSums ? kD + 4 * kGroups * kPartD : Keys::kTilesEnd;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
-  // Whether dV is started before dS is made: P, as floats and as operand, and dP are in registers then.
   // Columns (of Q) x queries: K^T dS^T.
   TSRI_DEVICE_MEMBER void start_queries(Sums &dq, uint32_t slot, int group) {
     const uint32_t own = static_cast<uint32_t>(group);

@@ -326,9 +326,10 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
     for (int r = 0; r < 2; ++r) {
       const int row = Rows::wave_row() + U::free_of(r);
       const bool used = static_cast<uint32_t>(item.i0 + row) < static_cast<uint32_t>(item.queries);
+      // A row that saw no key has no reference: a sink is all that it has.
+      const float from = state.m[r] == -infinity() ? -infinity() : Fold::reference_of(state.m[r]);
       const typename Rows::RowEnd end =
-          Rows::end_row_in(call, item.h, Fold::reference_of(state.m[r]), state.l[r], static_cast<float>(TSRI_LN2),
-                           1.0f, used);
+          Rows::end_row_in(call, item.h, from, state.l[r], static_cast<float>(TSRI_LN2), 1.0f, used);
       Rows::scale_row(state, r, end);
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;

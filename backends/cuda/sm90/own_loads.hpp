@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Loads of forward blocks without a warp that loads: the warpgroup that multiplies asks for the next tile when it has
-// read one. Every thread knows which is next, the first one asks for it.
+// read one. Every thread knows which is next, the first one asks for it, after its own wait for the product: a
+// product of a warpgroup ends for all of its warps at once.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_OWN_LOADS_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_OWN_LOADS_HPP_
 

@@ -192,6 +192,8 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
     if (cut->sums && !fits(sums, why)) return false;
     cut->dq_floats = tsri_mul_sat(sums, int64_t{row.tile_q} * row.dim_qk);
   }
+  // Of no sequence there is no row, whatever packed tensors hold.
+  if (p.batch == 0) cut->rows = cut->dq_floats = 0;
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);

@@ -123,8 +123,11 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
       (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
        !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
     return false;
-  // O as wide as Q's elements, in rows of whole 16 bytes: see gpu::kVectorO.
-  e.copies_out = p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
+  // Narrow O as wide as Q's elements, in rows of whole 16 bytes, and with strides that the copy engine takes; rows
+  // store what is not so themselves.
+  e.copies_out = plan.row->dim_v <= 64 && p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
+  for (int d = 0; d < 3; ++d)
+    if (p.o.stride[d] >= int64_t{1} << 39) e.copies_out = 0;
   if (e.copies_out && !map_tensor(args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
                                   kEngineRowsOut, &e.o, why))
     return false;
