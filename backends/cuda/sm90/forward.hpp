@@ -69,7 +69,7 @@ struct EngineForward {
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
   // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
   // queries end often.
-  static constexpr bool kCopiesOut = kDv <= 64;
+  static constexpr bool kCopiesOut = kDv <= 64 && !kPages && !kScores; // these have no registers for it
   static constexpr uint32_t kBytesO = kCopiesOut ? ceil_div(kDv, 64) * kPieceQ : 0;
   static constexpr uint32_t kTiles =
       kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV) + kGroups * kBytesO;
