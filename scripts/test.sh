@@ -105,10 +105,9 @@ if wanted static; then
   configure_and_build release build-static -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-static -L 'install|abi|example'
 fi
-# The CPU backend has parts of its own, so those of GPU backends go without it.
 if wanted cuda; then
   configure_and_build release build-cuda-emulated -DTESSERA_ENABLE_CUDA=ON -DTESSERA_EMULATE_CUDA=ON \
-    -DTESSERA_ENABLE_CPU=OFF -DTESSERA_BUILD_BENCH=OFF
+    -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-cuda-emulated -L 'unit|conformance'
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     configure_and_build release build-cuda -DTESSERA_ENABLE_CUDA=ON -DTESSERA_PLUGINS=ON \
@@ -122,8 +121,7 @@ if wanted cuda; then
 fi
 if wanted hip; then
   if command -v clang++-19 >/dev/null && command -v ld.lld-19 >/dev/null; then
-    configure_and_build release build-hip -DTESSERA_ENABLE_HIP=ON -DTESSERA_PLUGINS=ON -DTESSERA_ENABLE_CPU=OFF \
-      -DTESSERA_BUILD_BENCH=OFF
+    configure_and_build release build-hip -DTESSERA_ENABLE_HIP=ON -DTESSERA_PLUGINS=ON -DTESSERA_BUILD_BENCH=OFF
     # Every kernel of every device; all cases on one device of each kind of wave, some groups on the others.
     run_ctest build-hip -R 'hip|amdgpu' \
       -E 'hip_cases_(gfx90a|gfx1100)|hip_(varlen|paged|dropout)_(gfx942|gfx1201)|hip_model|hip_shared_lines'
