@@ -33,7 +33,7 @@ struct Tile {
 
 // The same elements with columns as rows, for matrix units that read along the index that runs over the
 // rows of memory. Of 16-bit elements; a row (a column of memory) is groups of four elements, and group
-// q of row c sits at q ^ swizzle(c), so that neither reads nor writes of 8 bytes meet in a bank. kPair 2: two
+// q of row c sits at q ^ swizzle(c), so that reads of 8 bytes do not meet in a bank (writes may, two at a time). kPair 2: two
 // groups stay side by side, for reads of 16 bytes.
 template <class E, int kRows_, int kColumns_, int kPair = 1>
 struct TransposedTile {
