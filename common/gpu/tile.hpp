@@ -33,8 +33,8 @@ struct Tile {
 
 // The same elements with columns as rows, for matrix units that read along the index that runs over the
 // rows of memory. Of 16-bit elements; a row (a column of memory) is groups of four elements, and group
-// q of row c sits at q ^ swizzle(c), so that reads of 8 bytes do not meet in a bank (writes may, two at a time). kPair 2: two
-// groups stay side by side, for reads of 16 bytes.
+// q of row c sits at q ^ swizzle(c), so that reads of 8 bytes do not meet in a bank; writes may, two or four at a
+// time. kPair 2: two groups stay side by side, for reads of 16 bytes.
 template <class E, int kRows_, int kColumns_, int kPair = 1>
 struct TransposedTile {
   static_assert(sizeof(E) == 2 && (kRows_ == 16 || kRows_ % 32 == 0), "rows of whole groups");
