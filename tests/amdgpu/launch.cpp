@@ -134,6 +134,7 @@ struct Launch {
     waves.resize(threads() / kernel.wave);
     lds.bytes.resize(packet.lds_bytes);
     lds.words.resize(packet.lds_bytes / 4 + 1);
+    lds.marks.resize(4 * lds.words.size());
   }
 
   // User registers in the order of the architecture, then the block's number.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ds_*: loads, stores and atomics of the memory that the waves of a block share. An address beyond
-// what the launch asked for ends the launch, and so does a word that two waves touch with no
+// what the launch asked for ends the launch, and so does a byte that two waves touch with no
 // barrier in between, one of them writing: such a result depends on which wave is faster.
 #include <stdio.h>
 
@@ -12,18 +12,31 @@ namespace amdgpu {
 
 namespace {
 
-bool is_race(Lds::Word &word, uint32_t mine, bool write, uint32_t atomic) {
+bool is_race(Lds::Mark &mark, uint32_t mine, bool write, uint32_t atomic) {
   const uint32_t now = mine >> 8, me = mine & 0x7f;
-  const bool others_wrote = word.written >> 8 == now && (word.written & 0x7f) != me;
-  const bool others_read = word.read >> 8 == now && (word.read & 0x7f) != me;
+  const bool others_wrote = mark.written >> 8 == now && (mark.written & 0x7f) != me;
+  const bool others_read = mark.read >> 8 == now && (mark.read & 0x7f) != me;
   // Atomics of several waves are in order among themselves.
-  if (others_wrote && !(word.written & atomic)) return true;
+  if (others_wrote && !(mark.written & atomic)) return true;
   if (write) {
     if (others_read) return true;
-    word.written = (others_wrote ? mine | Lds::kSeveral : mine) | atomic;
+    mark.written = (others_wrote ? mine | Lds::kSeveral : mine) | atomic;
   } else {
-    word.read = others_read ? mine | Lds::kSeveral : mine;
+    mark.read = others_read ? mine | Lds::kSeveral : mine;
   }
+  return false;
+}
+
+// Bytes [begin, end) of word k.
+bool is_race_in(Lds &lds, uint32_t k, uint32_t begin, uint32_t end, uint32_t mine, bool write, uint32_t atomic) {
+  Lds::Word &word = lds.words[k];
+  if (begin == 0 && end == 4 && word.apart != lds.barriers) return is_race(word.mark, mine, write, atomic);
+  Lds::Mark *marks = &lds.marks[4 * k];
+  if (word.apart != lds.barriers)
+    for (uint32_t i = 0; i < 4; ++i) marks[i] = word.mark;
+  word.apart = lds.barriers;
+  for (uint32_t i = begin; i < end; ++i)
+    if (is_race(marks[i], mine, write, atomic)) return true;
   return false;
 }
 
@@ -38,8 +51,10 @@ unsigned char *reach(Wave &w, uint32_t address, uint32_t bytes, int lane, bool w
     return nullptr;
   }
   const uint32_t mine = lds.barriers << 8 | static_cast<uint32_t>(w.number);
-  for (uint32_t k = address / 4; bytes >= 4 && k <= (address + bytes - 1) / 4; ++k)
-    if (is_race(lds.words[k], mine, write, atomic ? Lds::kAtomic : 0)) {
+  const uint32_t last = address + bytes - 1;
+  for (uint32_t k = address / 4; k <= last / 4; ++k)
+    if (is_race_in(lds, k, k == address / 4 ? address % 4 : 0, k == last / 4 ? last % 4 + 1 : 4, mine, write,
+                   atomic ? Lds::kAtomic : 0)) {
       char text[160];
       snprintf(text, sizeof text,
                "%s LDS at 0x%x (lane %d), which another wave touched since the last barrier: a "

@@ -181,6 +181,53 @@ void run_layout(const Target &target, const Layout &y, Kernel *kernel) {
     }
 }
 
+// Two waves, of which v1 is the number, v2 twice and v3 four times that, and LDS: whether a barrier is missing.
+struct Race {
+  const char *text;
+  bool is_one;
+};
+const Race kRaces[] = {
+    {"@store_b32 v3, v0\n", false},
+    {"v_mov_b32 v3, 0\n@store_b32 v3, v0\n", true},
+    {"@store_b16 v2, v0\n", false}, // halves of a word
+    {"v_mov_b32 v2, 0\n@store_b16 v2, v0\n", true},
+    {"@store_b8 v1, v0\n", false}, // bytes of a word
+    {"v_mov_b32 v1, 2\n@store_b8 v1, v0\n", true},
+    {"@store_b16 v1, v0\n", true}, // the second byte of one is the first of the other
+    {"@store_b8 v1, v0\nv_mov_b32 v3, 0\n@load_b32 v4, v3\n@lds\n", true},
+    {"@store_b8 v1, v0\n@lds\n@barrier\nv_mov_b32 v3, 0\n@load_b32 v4, v3\n@lds\n", false},
+    {"@store_b8 v1, v0\n@load_u8 v4, v1\n@lds\n", false},
+    {"v_mov_b32 v3, 0\n@load_b32 v4, v3\n@store_b8 v1, v0\n@lds\n", true},
+    {"v_mov_b32 v3, 0\n@load_b32 v4, v3\n@lds\n@barrier\n@store_b8 v1, v0\n@lds\n", false},
+    {"v_mov_b32 v3, 1\n@load_u8 v4, v3\nv_mov_b32 v5, 2\n@load_u8 v6, v5\n@lds\n", false}, // all read
+    {"v_lshlrev_b32 v5, 1, v3\n@store_b64 v5, v[6:7]\n@load_u16 v4, v2\n@lds\n", true}, // a half of 8 bytes
+};
+
+std::string race_body(const Target &t, const Race &race) {
+  const bool nine = t.bit & kNine, twelve = t.bit & kTwelve;
+  std::string text = race.text;
+  text = replaced(text, "@lds", twelve ? "s_wait_dscnt 0x0" : "s_waitcnt lgkmcnt(0)");
+  text = replaced(text, "@barrier", twelve ? "s_barrier_signal -1\ns_barrier_wait -1" : "s_barrier");
+  text = replaced(text, "@store_", nine ? "ds_write_" : "ds_store_");
+  text = replaced(text, "@load_", nine ? "ds_read_" : "ds_load_");
+  return std::string("v_lshrrev_b32 v1, ") + (t.lanes == 64 ? "6" : "5") +
+         ", v0\nv_lshlrev_b32 v2, 1, v1\nv_lshlrev_b32 v3, 2, v1\nv_mov_b32 v6, 0\nv_mov_b32 v7, 0\n" + text;
+}
+
+void run_race(const Target &target, const Race &race, Kernel *kernel) {
+  const void *const pointers[2] = {nullptr, nullptr};
+  for (const bool backwards : {false, true}) {
+    Executor executor;
+    LaunchOptions options;
+    options.block.x = 2 * target.lanes;
+    options.backwards = backwards;
+    std::string error;
+    const bool ran = executor.launch(kernel, options, pointers, sizeof pointers, &error);
+    check(race.is_one ? !ran && error.find("a barrier is missing") != std::string::npos : ran,
+          std::string(target.name) + ": " + replaced(race.text, "\n", "; ") + ": '" + error + "'");
+  }
+}
+
 // Images that are cut short or no code objects are refused with a reason; memory is known block by block.
 void run_refusals(const std::string &image) {
   std::string error;
@@ -212,6 +259,7 @@ void run_target(const Target &target, const std::string &clang, const std::strin
     if (row.targets & target.bit) assembly.add(body_of(target, row.text));
   for (const Layout &y : kLayouts)
     if (y.targets & target.bit) assembly.add(layout_body(target, y));
+  for (const Race &race : kRaces) assembly.add(race_body(target, race));
   const auto object = assembly.assemble(clang, folder + "/instructions_" + target.name);
   check(object != nullptr, std::string(target.name) + ": assembled and loaded");
   if (!object) return;
@@ -221,6 +269,7 @@ void run_target(const Target &target, const std::string &clang, const std::strin
     if (row.targets & target.bit) run_row(target, row, object->find("k" + std::to_string(n++)));
   for (const Layout &y : kLayouts)
     if (y.targets & target.bit) run_layout(target, y, object->find("k" + std::to_string(n++)));
+  for (const Race &race : kRaces) run_race(target, race, object->find("k" + std::to_string(n++)));
 }
 
 } // namespace

@@ -150,17 +150,23 @@ struct Transfer {
   uint16_t reg, count; // what it loads; count 0: nothing
 };
 
-// LDS of a block, and who touched which of its words since the last barrier: without one in
-// between, a word that a wave writes may be touched by no other.
+// LDS of a block, and who touched which of its bytes since the last barrier: without one in
+// between, a byte that a wave writes may be touched by no other.
 struct Lds {
   // Barriers passed by then in the upper bits; below them the wave, kSeveral, and kAtomic for a write that
   // was one.
-  struct Word {
+  struct Mark {
     uint32_t written = 0, read = 0;
+  };
+  // Of all four bytes, until an access since that barrier was of some of them: then each has its own.
+  struct Word {
+    Mark mark;
+    uint32_t apart = 0;
   };
   static constexpr uint32_t kSeveral = 0x7f, kAtomic = 0x80;
   std::vector<unsigned char> bytes;
   std::vector<Word> words;
+  std::vector<Mark> marks; // of bytes
   uint32_t barriers = 1;
 };
 
