@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tessera check: conformance of every backend on this machine. One line per backend and group of
 // cases with the worst measured error over its bound; status 1 as soon as one bound is broken or a
-// backend that was named passes nothing. The cases and the comparer are those of the test suite.
+// backend that was named passes nothing; with --strict also where a case is refused. The cases and the
+// comparer are those of the test suite.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "message.h"
 #include "parse.h"
 #include "problem_options.h"
+#include "refusals.h"
 #include "tests/support/backends.h"
 #include "tests/support/check.h"
 #include "text.h"
@@ -28,6 +30,8 @@ enum {
   KEY_SCALE_BOUND,
   KEY_DETERMINISM,
   KEY_ALIGNMENT,
+  KEY_STRICT,
+  KEY_REFUSALS,
   KEY_VERBOSE,
   KEY_THREADS,
   KEY_JSON,
@@ -35,13 +39,14 @@ enum {
 
 typedef struct check_options {
   parse_state state;
-  const char *backend, *kernel, *group, *name;
+  const char *backend, *kernel, *group, *name, *refusals_path;
+  refusal_list refusals;
   char backend_name[64];
   int dtype, passes, determinism;
   int32_t device;
   int64_t threads, alignment;
   double scale_bound;
-  bool quick, verbose, json;
+  bool quick, strict, verbose, json;
 } check_options;
 
 static const struct argp_option kOptions[] = {
@@ -58,6 +63,9 @@ static const struct argp_option kOptions[] = {
     {"determinism", KEY_DETERMINISM, "LEVEL", 0, "default, deterministic or batch-invariant", 1},
     {"alignment", KEY_ALIGNMENT, "BYTES", 0,
      "Promised for every tensor, a power of two up to 4096 (default: each case's own)", 1},
+    {"strict", KEY_STRICT, 0, 0, "A case that is refused, or skipped, is a failure", 1},
+    {"refusals", KEY_REFUSALS, "FILE", 0,
+     "With --strict: cases that have to be refused, a PASS DTYPE GROUP/CASE per line, as patterns", 1},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 1},
     {"verbose", KEY_VERBOSE, 0, 0, "One line per result as well", 1},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 1},
@@ -104,6 +112,12 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
     case KEY_QUICK:
       options->quick = true;
       return 0;
+    case KEY_STRICT:
+      options->strict = true;
+      return 0;
+    case KEY_REFUSALS:
+      options->refusals_path = arg;
+      return 0;
     case KEY_VERBOSE:
       options->verbose = true;
       return 0;
@@ -140,11 +154,17 @@ static error_t parse_check(int key, char *arg, struct argp_state *argp_state) {
 
 typedef struct line_state {
   tsr_check_tally tally;
+  refusal_list *refusals;  // NULL: whatever is refused may be
   bool verbose;
 } line_state;
 
-static void on_record(void *user, const tsr_check_record *record) {
+static void on_record(void *user, const tsr_check_record *given) {
   line_state *line = user;
+  tsr_check_record judged = *given;
+  const tsr_check_record *record = &judged;
+  if (line->refusals != NULL && !refusals_allow(line->refusals, given) &&
+      (given->verdict == TSR_VERDICT_REFUSED || given->verdict == TSR_VERDICT_SKIPPED))
+    judged.verdict = TSR_VERDICT_FAIL;
   tsr_check_tally_add(&line->tally, record);
   if (!line->verbose) return;
   char text[1024];
@@ -198,8 +218,7 @@ static bool has_kernel(const tsr_check_options *check, const char *backend) {
 }
 
 // Runs every wanted group on every wanted backend. Returns an exit status.
-static int run_groups(const check_options *options, tsr_check_options *check,
-                      cli_message *message) {
+static int run_groups(check_options *options, tsr_check_options *check, cli_message *message) {
   const char *backends[kMaxBackends];
   int32_t count = tsr_check_backends(check, backends, kMaxBackends);
   if (count == 0) {
@@ -219,7 +238,8 @@ static int run_groups(const check_options *options, tsr_check_options *check,
       const char *group = tsr_check_group_name(g);
       if (options->group != NULL && strcmp(options->group, group) != 0) continue;
       group_seen = true;
-      line_state line = {.verbose = options->verbose};
+      line_state line = {.refusals = options->strict ? &options->refusals : NULL,
+                         .verbose = options->verbose};
       check->user = &line;
       char why[512] = "";
       if (!tsr_check_group(check, g, why, sizeof why)) {
@@ -258,8 +278,15 @@ static int run_groups(const check_options *options, tsr_check_options *check,
     cli_fail(message, "nothing was checked: no case matches, or all were refused");
     return CLI_EXIT_BAD_INPUT;
   }
-  if (failed == 0) return CLI_EXIT_OK;
-  cli_fail(message, "%lld results broke their bounds", (long long)failed);
+  if (failed > 0) {
+    cli_fail(message, "%lld results broke their bounds%s", (long long)failed,
+             options->strict ? ", were refused or did not run" : "");
+    return CLI_EXIT_FAILED;
+  }
+  const refusal_rule *stale = refusals_stale(&options->refusals);
+  if (stale == NULL) return CLI_EXIT_OK;
+  cli_fail(message, "%s, line %d: no case of '%s %s %s' was refused; accepted: lines that are needed",
+           options->refusals_path, stale->line, stale->pass, stale->dtype, stale->name);
   return CLI_EXIT_FAILED;
 }
 
@@ -276,6 +303,15 @@ int command_check(int argc, char **argv) {
     cli_fail(&message, "--quick: float32 only, --dtype says another; accepted: one of them");
     parsed = PARSE_BAD;
   }
+  if (parsed == PARSE_OK && options.refusals_path != NULL) {
+    if (!options.strict) {
+      cli_fail(&message, "--refusals: without --strict; accepted: both, or neither");
+      parsed = PARSE_BAD;
+    } else if (!refusals_read(&options.refusals, options.refusals_path, &message)) {
+      cli_fail_in(&message, "--refusals");
+      parsed = PARSE_BAD;
+    }
+  }
   tsr_context *context = NULL;
   int code = CLI_EXIT_BAD_INPUT;
   if (parsed == PARSE_OK && cli_context_create(&context, options.threads, NULL, &message)) {
@@ -288,6 +324,7 @@ int command_check(int argc, char **argv) {
         .name = options.name,
         .dtypes = dtype != 0 ? 1u << dtype : 0,
         .passes = (uint32_t)options.passes,
+        .forward_too = true,
         // A zero factor means "default" to the library of checks; the smallest factor breaks every
         // bound that a rounding error can break.
         .bound_scale = options.scale_bound > 0 ? options.scale_bound : 1e-300,
@@ -297,6 +334,7 @@ int command_check(int argc, char **argv) {
     code = run_groups(&options, &check, &message);
   }
   if (code != CLI_EXIT_OK) cli_print_error(&message);
+  refusals_free(&options.refusals);
   tsr_context_destroy(context);
   return code;
 }

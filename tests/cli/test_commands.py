@@ -69,6 +69,31 @@ class Commands(CliTest):
         self.assertEqual({line["backend"] for line in lines}, {"reference"})
         self.refused("check", "--kernel", "fwd_nothing", words=["--kernel", "fwd_nothing"])
 
+    def test_strict_check(self):
+        kernel = self.good_json("explain", "--sq", "64", "--json")["kernel"]
+        check = ("check", "--group", "basic", "--kernel", kernel)
+        self.good(*check)
+        refused = self.run_cli(*check, "--strict")
+        self.assertEqual(refused.returncode, 1, refused.stderr)
+        self.assertIn("refused", refused.stdout)
+        mine = kernel.split("_")[1]
+        others = [d for d in ("f32", "f16", "bf16") if d != mine]
+
+        def with_list(*lines):
+            with open(self.path("list"), "w") as f:
+                f.write("\n".join(lines) + "\n")
+            return self.run_cli(*check, "--strict", "--refusals", "list")
+
+        needed = [f"forward {d} basic/*  # a kernel has one type" for d in others]
+        self.assertEqual(with_list("# a comment", "", *needed).returncode, 0)
+        self.assertEqual(with_list(needed[0]).returncode, 1)
+        stale = with_list(*needed, f"* {mine} basic/square_*")
+        self.assertEqual(stale.returncode, 1)
+        self.assertIn("line 3", stale.stderr)
+        self.assertEqual(with_list("forward f16").returncode, 2)
+        self.refused(*check, "--strict", "--refusals", "missing", words=["--refusals", "missing"])
+        self.refused(*check, "--refusals", "list", words=["--refusals", "--strict"])
+
     def test_check_fails_when_bounds_are_broken(self):
         done = self.run_cli("check", "--group", "basic", "--quick", "--scale-bound", "0")
         self.assertEqual(done.returncode, 1)

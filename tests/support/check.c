@@ -293,6 +293,7 @@ bool tsr_check_inputs(const tsr_check_options *options, const tsr_inputs *in, ch
   c.form = *row;
   c.passes = options->passes & TSR_PASS_BACKWARD ? TSR_PASS_FORWARD | TSR_PASS_BACKWARD
                                                  : TSR_PASS_FORWARD;
+  if (options->forward_too && row->forward_only) c.passes = TSR_PASS_FORWARD;
   if (options->determinism > c.form.determinism) c.form.determinism = options->determinism;
   if (options->alignment > c.form.alignment) c.form.alignment = options->alignment;
   if (row->forward_only && c.passes != TSR_PASS_FORWARD) return true;

@@ -53,6 +53,7 @@ typedef struct tsr_check_options {
   const char *name;      /* NULL: all; else only cases whose name contains this text */
   uint32_t dtypes;       /* bits 1 << tsr_dtype; 0: F32, F16 and BF16 */
   uint32_t passes;       /* tsr_pass bits; 0: forward. BACKWARD runs a forward pass first */
+  bool forward_too;      /* BACKWARD: cases without a backward pass run forward, else they do not run */
   double bound_scale;    /* factor on every bound; 0: 1. Below 1 breaks bounds on purpose */
   tsr_determinism determinism; /* raised over the case's own level */
   int64_t alignment;     /* likewise: promised for every tensor; 0: the case's own */
