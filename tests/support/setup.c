@@ -269,7 +269,7 @@ static bool make_pairs(tsr_setup *s, tsr_buffer *buffer, tsr_dtype dtype, const 
   int64_t b, h, i, dim[4];
   int axis;
   if (pattern == TSR_PATTERN_SAME_BATCH || pattern == TSR_PATTERN_SAME_HEAD ||
-      pattern == TSR_PATTERN_HUGE_SEQ)
+      pattern == TSR_PATTERN_HUGE_SEQ || pattern == TSR_PATTERN_WIDE_SEQ)
     pattern = TSR_PATTERN_BHSD;
   pair_dims(s, values, over, blocks, dim);
   if (!tsr_buffer_create_on(buffer, s->device, dtype, dim, pattern, false, s->form.alignment))

@@ -14,6 +14,8 @@
 
 /* Strides just past what an int32 holds, odd so that a wrapped product lands on no valid row. */
 #define HUGE_STRIDE ((int64_t)0x80000000 + 4099)
+/* Rows as far apart as 16-byte loads may have them, and sixteen of them past what 32 bits of bytes hold. */
+#define WIDE_STRIDE ((int64_t)0x10000000 + 4096)
 
 /* Bytes before and after a device's block; NaN in every float type, -1 as an index. */
 enum { CANARY = 0xff, CANARY_BYTES = 4096 };
@@ -53,7 +55,7 @@ bool tsr_block_create(tsr_block *block, size_t size, size_t alignment, bool spar
 
 /* map: what the driver gave. From a multiple of CANARY_BYTES on: canary, the smallest offset that leaves
  * data with no more alignment than asked for, data, canary. */
-static bool create_on_gpu(tsr_block *block, const tsr_gpu *gpu, size_t size, size_t alignment) {
+static bool create_on_gpu(tsr_block *block, const tsr_gpu *gpu, size_t size, size_t alignment, bool sparse) {
   size_t shift = alignment <= 256 ? alignment : 0;
   size_t total = 3 * (size_t)CANARY_BYTES + shift + size;
   unsigned char *begin;
@@ -61,11 +63,13 @@ static bool create_on_gpu(tsr_block *block, const tsr_gpu *gpu, size_t size, siz
   block->map_size = total;
   block->gpu = gpu;
   block->size = size;
-  memset(block->map, CANARY, total);
   begin = (unsigned char *)block->map;
   begin += (CANARY_BYTES - (uintptr_t)begin % CANARY_BYTES) % CANARY_BYTES;
   block->data = begin + CANARY_BYTES + shift;
-  memset(block->data, 0xa5, size);
+  begin = (unsigned char *)block->map;
+  memset(begin, CANARY, (size_t)(block->data - begin));
+  memset(block->data + size, CANARY, (size_t)(begin + total - block->data) - size);
+  if (!sparse) memset(block->data, 0xa5, size);
   return true;
 }
 
@@ -75,11 +79,13 @@ bool tsr_block_create_on(tsr_block *block, tsr_device device, size_t size, size_
   if (device.kind == TSR_DEVICE_HOST) return tsr_block_create(block, size, alignment, sparse);
   memset(block, 0, sizeof *block);
   if (alignment == 0) alignment = 1;
-  if (sparse) return refuse("address space without memory behind it does not exist on this device");
+  /* A device whose memory is the host's may have it: its test says so. */
+  if (sparse && !getenv("TSR_TEST_SPARSE_DEVICES"))
+    return refuse("address space without memory behind it does not exist on this device");
   if (size > (SIZE_MAX >> 2)) return refuse("no room: the size passes the address space");
   gpu = tsr_gpu_open(device);
   if (!gpu) return refuse(tsr_gpu_error());
-  return create_on_gpu(block, gpu, size, alignment);
+  return create_on_gpu(block, gpu, size, alignment, sparse);
 }
 
 void tsr_block_destroy(tsr_block *block) {
@@ -142,6 +148,9 @@ static bool pattern_strides(tsr_pattern pattern, const int64_t dim[4], bool bits
       return true;
     case TSR_PATTERN_HUGE_SEQ:
       stride[0] = H * D, stride[1] = D, stride[2] = HUGE_STRIDE * step;
+      return true;
+    case TSR_PATTERN_WIDE_SEQ:
+      stride[0] = H * D, stride[1] = D, stride[2] = WIDE_STRIDE * step;
       return true;
     case TSR_PATTERN_SAME_BATCH:
       stride[2] = D, stride[1] = S * D, stride[0] = 0;

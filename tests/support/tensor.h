@@ -55,6 +55,7 @@ typedef enum tsr_pattern {
   TSR_PATTERN_HUGE_BATCH,  /* stride past 2^31 elements on that axis: virtual memory */
   TSR_PATTERN_HUGE_HEAD,
   TSR_PATTERN_HUGE_SEQ,
+  TSR_PATTERN_WIDE_SEQ,    /* likewise, 2^28 elements and multiples of 16 bytes between rows */
   TSR_PATTERN_SAME_BATCH, /* stride 0: inputs only */
   TSR_PATTERN_SAME_HEAD,
   TSR_PATTERN_COUNT
