@@ -90,6 +90,31 @@ TSRI_INLINE tsri_mask_row tsri_mask_row_of(const tsri_mask_rule *rule, int64_t i
   return row;
 }
 
+/* The band of all rows in 32 bits, for rows and keys below 2^31: row i sees keys [i + lo, i + hi), cut to what
+ * the sequence has; -INT32_MAX and INT32_MAX: no bound, or one that no such row comes to. */
+typedef struct tsri_mask_band {
+  int32_t lo, hi;
+} tsri_mask_band;
+
+TSRI_INLINE tsri_mask_band tsri_mask_band_of(const tsri_mask_rule *rule) {
+  tsri_mask_band band = {-INT32_MAX, INT32_MAX};
+  if (rule->left != TSR_UNBOUNDED)
+    band.lo = (int32_t)tsri_clamp(tsri_add_sat(rule->diagonal, -rule->left), -INT32_MAX, INT32_MAX);
+  if (rule->right != TSR_UNBOUNDED)
+    band.hi = (int32_t)tsri_clamp(tsri_add_sat(tsri_add_sat(rule->diagonal, rule->right), 1), -INT32_MAX,
+                                  INT32_MAX);
+  return band;
+}
+
+/* Row i of it, as tsri_mask_row_of has it: 0 <= i, prefix and sk those of the rule. */
+TSRI_INLINE tsri_mask_row tsri_mask_band_row(tsri_mask_band band, int64_t i, int64_t prefix, int64_t sk) {
+  tsri_mask_row row;
+  row.prefix = prefix;
+  row.lo = tsri_clamp(band.lo == -INT32_MAX ? 0 : i + band.lo, prefix, sk);
+  row.hi = tsri_clamp(band.hi == INT32_MAX ? sk : i + band.hi, row.lo, sk);
+  return row;
+}
+
 TSRI_INLINE int tsri_mask_allows(const tsri_mask_row *row, int64_t j) {
   return j < row->prefix || (j >= row->lo && j < row->hi);
 }

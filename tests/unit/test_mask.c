@@ -18,6 +18,17 @@ static int allowed(tsr_window_kind kind, int64_t left, int64_t right, int64_t di
          (right == TSR_UNBOUNDED || j <= i + d + right);
 }
 
+/* The band in 32 bits says the same of a row. */
+static void check_band(const tsri_mask_rule *rule, int64_t i) {
+  const tsri_mask_row row = tsri_mask_row_of(rule, i);
+  const tsri_mask_row other = tsri_mask_band_row(tsri_mask_band_of(rule), i, rule->prefix, rule->sk);
+  cr_assert(other.prefix == row.prefix && other.lo == row.lo && other.hi == row.hi,
+            "row %lld of diagonal %lld, left %lld, right %lld, %lld x %lld: [%lld, %lld), not [%lld, %lld)",
+            (long long)i, (long long)rule->diagonal, (long long)rule->left, (long long)rule->right,
+            (long long)rule->sq, (long long)rule->sk, (long long)other.lo, (long long)other.hi,
+            (long long)row.lo, (long long)row.hi);
+}
+
 static void check_rows(tsr_window_kind kind, int64_t left, int64_t right, int64_t diagonal,
                        int64_t prefix, int64_t sq, int64_t sk) {
   tsri_mask_rule rule = tsri_mask_rule_make(kind, left, right, diagonal, prefix, sq, sk);
@@ -35,6 +46,7 @@ static void check_rows(tsr_window_kind kind, int64_t left, int64_t right, int64_
                    (long long)sq, (long long)sk, (long long)i, (long long)j);
     }
     cr_assert_eq(tsri_mask_row_count(&row), count);
+    check_band(&rule, i);
   }
 }
 
@@ -130,4 +142,23 @@ Test(mask, saturates) {
           if (extremes[r] < INT64_C(1) << 61 && extremes[d] < -longest - extremes[r])
             cr_assert_eq(row.lo, row.hi);
         }
+}
+
+/* Of rows and keys below 2^31, whatever the numbers of the rule are. */
+Test(mask, band_of_32_bits) {
+  static const int64_t bounds[] = {TSR_UNBOUNDED, 0, 1, INT32_MAX - 1, INT32_MAX, INT64_C(1) << 32,
+                                   INT64_MAX};
+  static const int64_t diagonals[] = {INT64_MIN, -(INT64_C(1) << 40), -INT32_MAX, -5, 0,
+                                      5, INT32_MAX, INT64_C(1) << 40, INT64_MAX};
+  static const int64_t keys[] = {0, 1, 1000, INT32_MAX - 4096};
+  static const int64_t rows[] = {0, 1, 999, INT32_MAX - 4097};
+  for (size_t l = 0; l < sizeof bounds / sizeof *bounds; ++l)
+    for (size_t r = 0; r < sizeof bounds / sizeof *bounds; ++r)
+      for (size_t d = 0; d < sizeof diagonals / sizeof *diagonals; ++d)
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; ++k)
+          for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+            const tsri_mask_rule rule = tsri_mask_rule_make(TSR_WINDOW_EXPLICIT, bounds[l], bounds[r], diagonals[d],
+                                                            i % 2 ? keys[k] / 2 : 0, INT32_MAX - 4096, keys[k]);
+            check_band(&rule, rows[i]);
+          }
 }

@@ -29,7 +29,7 @@ struct WorkItem {
   int32_t row0;       // of the slot
   int32_t i0;         // used row of it; negative in left padding
   int32_t slot_len, queries, keys, prefix;
-  int32_t band_lo, band_hi; // row i sees keys [i + band_lo, i + band_hi), cut to [prefix, keys]
+  tsri_mask_band band;
   KeyTiles tiles;
 };
 
@@ -64,10 +64,6 @@ TSRI_DEVICE int64_t deal_at(const Deal &d, int n, bool *second) {
   return whole + (block < d.rest ? block : block - d.rest + n * d.free);
 }
 
-TSRI_DEVICE int32_t saturate(int64_t x) {
-  return static_cast<int32_t>(tsri_clamp(x, -INT32_MAX, INT32_MAX));
-}
-
 // What there is to know of tile `tile` of (b, h).
 TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t tile, int tile_q, int tile_k) {
   const tsri_sequence sequence = tsri_sequence_of(&call.p, &call.a, b);
@@ -88,10 +84,7 @@ TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t t
   item.queries = static_cast<int32_t>(sequence.q.len);
   item.keys = static_cast<int32_t>(sequence.k.len);
   item.prefix = static_cast<int32_t>(rule.prefix);
-  item.band_lo = rule.left == TSR_UNBOUNDED ? -INT32_MAX : saturate(tsri_add_sat(rule.diagonal, -rule.left));
-  item.band_hi = rule.right == TSR_UNBOUNDED
-                     ? INT32_MAX
-                     : saturate(tsri_add_sat(tsri_add_sat(rule.diagonal, rule.right), 1));
+  item.band = tsri_mask_band_of(&rule);
   const int64_t i0 = larger(item.i0, 0), i1 = smaller(item.i0 + tile_q, item.queries);
   item.tiles = key_tiles_of(rule, i0, i1, tile_k);
   return item;
@@ -100,10 +93,8 @@ TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t t
 // The band of used row i of a piece, as store_band's.
 TSRI_DEVICE RowBand work_band(const WorkItem &item, int64_t i) {
   if (i < 0 || i >= item.queries) return RowBand{INT32_MAX, INT32_MIN};
-  const int64_t keys = item.keys;
-  const int64_t lo = tsri_clamp(item.band_lo == -INT32_MAX ? 0 : i + item.band_lo, item.prefix, keys);
-  const int64_t hi = tsri_clamp(item.band_hi == INT32_MAX ? keys : i + item.band_hi, lo, keys);
-  return RowBand{static_cast<int32_t>(lo), static_cast<int32_t>(hi)};
+  const tsri_mask_row row = tsri_mask_band_row(item.band, i, item.prefix, item.keys);
+  return RowBand{static_cast<int32_t>(row.lo), static_cast<int32_t>(row.hi)};
 }
 
 // The list of a block in shared memory.
