@@ -65,7 +65,7 @@ static const struct argp_option kOptions[] = {
      "Promised for every tensor, a power of two up to 4096 (default: each case's own)", 1},
     {"strict", KEY_STRICT, 0, 0, "A case that is refused, or skipped, is a failure", 1},
     {"refusals", KEY_REFUSALS, "FILE", 0,
-     "With --strict: cases that have to be refused, a PASS DTYPE GROUP/CASE per line, as patterns", 1},
+     "With --strict: cases that have to be refused (or inexact), PASS DTYPE GROUP/CASE a line, as patterns", 1},
     {"threads", KEY_THREADS, "N", 0, "Worker threads (default: all)", 1},
     {"verbose", KEY_VERBOSE, 0, 0, "One line per result as well", 1},
     {"json", KEY_JSON, 0, 0, "One JSON object per line", 1},
@@ -162,9 +162,7 @@ static void on_record(void *user, const tsr_check_record *given) {
   line_state *line = user;
   tsr_check_record judged = *given;
   const tsr_check_record *record = &judged;
-  if (line->refusals != NULL && !refusals_allow(line->refusals, given) &&
-      (given->verdict == TSR_VERDICT_REFUSED || given->verdict == TSR_VERDICT_SKIPPED))
-    judged.verdict = TSR_VERDICT_FAIL;
+  if (line->refusals != NULL) judged.verdict = refusals_judge(line->refusals, given);
   tsr_check_tally_add(&line->tally, record);
   if (!line->verbose) return;
   char text[1024];
@@ -285,8 +283,9 @@ static int run_groups(check_options *options, tsr_check_options *check, cli_mess
   }
   const refusal_rule *stale = refusals_stale(&options->refusals);
   if (stale == NULL) return CLI_EXIT_OK;
-  cli_fail(message, "%s, line %d: no case of '%s %s %s' was refused; accepted: lines that are needed",
-           options->refusals_path, stale->line, stale->pass, stale->dtype, stale->name);
+  cli_fail(message, "%s, line %d: no case of '%s %s %s' was %s; accepted: lines that are needed",
+           options->refusals_path, stale->line, stale->pass, stale->dtype, stale->name,
+           stale->inexact ? "inexact" : "refused");
   return CLI_EXIT_FAILED;
 }
 

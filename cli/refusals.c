@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fnmatch.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +21,14 @@ static bool add_rule(refusal_list *list, const refusal_rule *rule, cli_message *
 
 static bool read_line(refusal_list *list, char *text, int number, const char *path, cli_message *message) {
   refusal_rule rule = {.line = number};
-  char rest[2], *comment = strchr(text, '#');
+  char last[8] = "", rest[2], *comment = strchr(text, '#');
   if (comment != NULL) *comment = 0;
-  const int found = sscanf(text, " %15s %15s %127s %1s", rule.pass, rule.dtype, rule.name, rest);
+  const int found = sscanf(text, " %15s %15s %127s %7s %1s", rule.pass, rule.dtype, rule.name, last, rest);
   if (found <= 0) return true;  // nothing but a comment
-  if (found == 3 && strchr(rule.name, '/') != NULL) return add_rule(list, &rule, message);
-  return cli_fail(message, "%s, line %d: '%.100s'; accepted: PASS DTYPE GROUP/CASE", path, number, text);
+  rule.inexact = strcmp(last, "inexact") == 0;
+  if (found == 3 + rule.inexact && strchr(rule.name, '/') != NULL) return add_rule(list, &rule, message);
+  return cli_fail(message, "%s, line %d: '%.100s'; accepted: PASS DTYPE GROUP/CASE, with or without 'inexact'", path,
+                  number, text);
 }
 
 bool refusals_read(refusal_list *list, const char *path, cli_message *message) {
@@ -52,9 +55,9 @@ void refusals_free(refusal_list *list) {
   *list = (refusal_list){.count = 0};
 }
 
-bool refusals_allow(refusal_list *list, const tsr_check_record *record) {
-  const bool refused =
-      record->verdict == TSR_VERDICT_REFUSED || record->verdict == TSR_VERDICT_SKIPPED;
+tsr_verdict refusals_judge(refusal_list *list, const tsr_check_record *record) {
+  const bool refused = record->verdict == TSR_VERDICT_REFUSED || record->verdict == TSR_VERDICT_SKIPPED;
+  const bool wrong = record->verdict == TSR_VERDICT_FAIL && *record->output != 0 && isfinite(record->ratio);
   const char *pass = record->pass == TSR_PASS_BACKWARD ? "backward" : "forward";
   char name[256];
   bool allowed = false;
@@ -66,15 +69,17 @@ bool refusals_allow(refusal_list *list, const tsr_check_record *record) {
         fnmatch(rule->dtype, tsr_check_dtype_name(record->dtype), 0) != 0 ||
         fnmatch(rule->name, name, 0) != 0)
       continue;
+    const bool needed = rule->inexact ? wrong : refused;
     rule->ran++;
-    rule->refused += refused;
-    allowed = true;
+    rule->needed += needed;
+    allowed = allowed || needed;
   }
-  return allowed;
+  if (refused && !allowed) return TSR_VERDICT_FAIL;
+  return wrong && allowed ? TSR_VERDICT_REFUSED : record->verdict;
 }
 
 const refusal_rule *refusals_stale(const refusal_list *list) {
   for (int32_t i = 0; i < list->count; ++i)
-    if (list->rules[i].ran > 0 && list->rules[i].refused == 0) return &list->rules[i];
+    if (list->rules[i].ran > 0 && list->rules[i].needed == 0) return &list->rules[i];
   return NULL;
 }

@@ -91,6 +91,12 @@ class Commands(CliTest):
         self.assertEqual(stale.returncode, 1)
         self.assertIn("line 3", stale.stderr)
         self.assertEqual(with_list("forward f16").returncode, 2)
+        self.assertEqual(with_list("forward f16 basic/* inexactly").returncode, 2)
+        broken = (*check, "--dtype", mine, "--scale-bound", "1e-9", "--strict", "--refusals", "list")
+        self.assertEqual(with_list(*needed, f"forward {mine} basic/* inexact").returncode, 1)  # none is
+        self.assertEqual(self.run_cli(*broken).returncode, 0)
+        self.assertEqual(with_list(*needed).returncode, 0)
+        self.assertEqual(self.run_cli(*broken).returncode, 1)
         self.refused(*check, "--strict", "--refusals", "missing", words=["--refusals", "missing"])
         self.refused(*check, "--refusals", "list", words=["--refusals", "--strict"])
 
