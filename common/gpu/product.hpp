@@ -109,6 +109,19 @@ TSRI_DEVICE void score_product_split(typename U::Acc (&acc)[kFree][kCon], uint32
       y_offset - U::template free_offset<TY::kRowBytes>(0));
 }
 
+// Column c of acc goes into the sum of its parts, and is that sum at last.
+template <class U, int kFree, int kCon>
+TSRI_DEVICE void end_part(typename U::Acc (&parts)[kFree][kCon], typename U::Acc (&acc)[kFree][kCon], int c, bool last) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int e = 0; e < U::kElements; ++e) {
+      float &sum = parts[f][c].x[e], &x = acc[f][c].x[e];
+      sum += x;
+      x = last ? sum : 0.0f;
+    }
+}
+
 // acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
 // are those of the wave's first row. kKeep: the free operands are in registers already.
 // kTransposed: free is key and con is query.
@@ -121,7 +134,11 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
     score_product_split<U, TX, TY, kDepth, kTransposed>(acc, x_offset, y_offset);
     return;
   }
+  // float32 as it is: more columns than 128 are summed in parts, or rounding would grow with their number.
+  constexpr int kPart = sizeof(typename U::Element) == 4 ? 128 / U::kStep : kDepth;
+  typename U::Acc parts[kFree][kDepth > kPart ? kCon : 1];
   clear<U>(acc);
+  if (kDepth > kPart) clear<U>(parts);
   typename U::Free y[2][kFree];
   typename U::Con x[2];
   if (!kKeep) {
@@ -146,6 +163,8 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f)
         U::score(acc[f][c], x[n % 2], kKeep ? kept[f][kKeep ? t : 0] : y[t % 2][f]);
+      if constexpr (kDepth > kPart)
+        if (t % kPart == kPart - 1 || t == kDepth - 1) end_part<U>(parts, acc, c, t == kDepth - 1);
     }
   settle<U>(acc);
 }
@@ -229,6 +248,36 @@ TSRI_DEVICE void apply_steps_split(typename U::Acc (&out)[kFree][kOut],
         for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part.x[e];
       }
     }
+  }
+  settle<U>(out);
+}
+
+// apply_product of a unit that multiplies float32 as it is, P from registers: as there, each column tile gets a sum of
+// its own before it is added to the running one.
+template <class U, class TZ, int kSteps, int kFree, int kOut, class Load>
+TSRI_DEVICE void apply_product_summed(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
+                                      const Load &load) {
+  typename U::P p[kSteps][kFree];
+  typename U::Z z[2];
+  TSRI_UNROLL
+  for (int s = 0; s < kSteps; ++s) load(p[s], s);
+  U::template load_z<TZ::kRowBytes>(z[0], z_offset, 0, 0);
+  TSRI_UNROLL
+  for (int o = 0; o < kOut; ++o) {
+    typename U::Acc part[kFree][1];
+    clear<U>(part);
+    TSRI_UNROLL
+    for (int s = 0; s < kSteps; ++s) {
+      const int n = o * kSteps + s, next = n + 1;
+      if (next < kSteps * kOut)
+        U::template load_z<TZ::kRowBytes>(z[next % 2], z_offset, next % kSteps * U::kApplyStep, next / kSteps);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) U::apply(part[f][0], z[n % 2], p[s][f]);
+    }
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] += part[f][0].x[e];
   }
   settle<U>(out);
 }
