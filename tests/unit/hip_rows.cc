@@ -3,7 +3,8 @@
 // The rows of the HIP backend without a device: every function of every row lies in a code object for every
 // architecture that the row is for, selection takes an architecture's own rows and refuses the others with a
 // reason, and nothing asks for more shared memory than a block can have. With --list it prints the rows
-// instead, one kernel a line, for scripts/amd_model.py.
+// instead, one kernel a line, for scripts/amd_model.py and tests/amdgpu/fake/rows.py; with --list-shared the
+// kernels that no row names, which are every device's.
 #include <stdio.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 
 #include "backends/hip/objects.h"
 #include "common/gpu/host/backward_plan.h"
+#include "common/gpu/host/merge.h"
 #include "common/gpu/host/select.h"
 extern "C" {
 #include "api/src/validate.h"
@@ -156,6 +158,12 @@ void list() {
                static_cast<int>(e.threads), static_cast<unsigned>(e.shared_bytes), static_cast<int>(row->dtype));
 }
 
+void list_shared() {
+  for (const Entry *e : {&merge_entry, &merge_table_entry, &keep_mask_entry})
+    printf("%s\n", static_cast<const Function *>(e->function)->symbol);
+  for (const Entry &e : backward_entries) printf("%s\n", static_cast<const Function *>(e.function)->symbol);
+}
+
 } // namespace
 } // namespace hip
 } // namespace tessera
@@ -164,6 +172,10 @@ int main(int argc, char **argv) {
   using namespace tessera::hip;
   if (argc > 1 && strcmp(argv[1], "--list") == 0) {
     list();
+    return 0;
+  }
+  if (argc > 1 && strcmp(argv[1], "--list-shared") == 0) {
+    list_shared();
     return 0;
   }
   const std::set<int32_t> all = archs();

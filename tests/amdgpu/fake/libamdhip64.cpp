@@ -6,6 +6,7 @@
 //   FAKE_HIP_DEVICES    architectures of the devices ("gfx90a,gfx942,gfx1100,gfx1201")
 //   FAKE_HIP_BACKWARDS  1: waves and blocks run in falling order
 //   FAKE_HIP_OBJECTS    a folder of code objects <kernel>.co that take the place of those of the library
+//   FAKE_HIP_LAUNCHES   a file to which the name of every kernel is added that ran to its end, once a process
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -175,9 +177,19 @@ int release(void *block) {
   return block ? kInvalidValue : 0;
 }
 
+void note_launch(const std::string &kernel) {
+  static std::set<std::string> noted;
+  const char *path = getenv("FAKE_HIP_LAUNCHES");
+  if (!path || !noted.insert(kernel).second) return;
+  std::ofstream(path, std::ios::app) << kernel << "\n";
+}
+
 void run_kernel(const Function &f, const LaunchOptions &options, const std::vector<unsigned char> &args) {
   std::string error;
-  if (device_at(f.device).executor.launch(f.kernel, options, args.data(), args.size(), &error)) return;
+  if (device_at(f.device).executor.launch(f.kernel, options, args.data(), args.size(), &error)) {
+    note_launch(f.kernel->name);
+    return;
+  }
   fault = kLaunchFailure;
   fault_text = error;
   fprintf(stderr, "fake libamdhip64: %s\n", error.c_str());
