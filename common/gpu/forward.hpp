@@ -238,8 +238,6 @@ struct Forward {
       const uint32_t left_out =
           apply_product_split<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
       if (left_out) recheck_values<U, TileV>(state.out, s, v_tile, left_out);
-    } else if constexpr (sizeof(E) == 4) {
-      apply_product_summed<U, TileV, kCon * kApply>(state.out, v_offset, load);
     } else {
       apply_product<U, TileV, kCon * kApply, false>(state.out, v_offset, load);
     }

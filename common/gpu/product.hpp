@@ -293,6 +293,9 @@ TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::
     else
       apply_product_split<U, TZ, kSteps, true>(out, z_offset, load);
     return;
+  } else if constexpr (sizeof(typename U::Element) == 4 && !kAhead) {
+    apply_product_summed<U, TZ, kSteps>(out, z_offset, load);
+    return;
   }
   typename U::P p[2][kFree];
   typename U::Z z[2];
