@@ -3,11 +3,13 @@
 """How much of their device code the GPU backends share: lines of code (no comments, no blank lines, no lines of
 the host's emulation) of the files that the sources of their kernels include.
 
-    scripts/shared_lines.py [--least PERCENT] [TREE]
+    scripts/shared_lines.py [--least PERCENT] [--least-used PERCENT] [TREE]
 
 A file of common/ that both backends include is shared; what only one of them includes is its own, wherever it is.
-The copy engine's path of sm_90 has no counterpart on AMD; it is counted by itself. The status is 1 where a backend
-shares less than --least of its lines.
+"In use by both" is the stricter reading: files of ONE_SIDED are included by both, but programs of AMD alone are made
+of them, because its copies to shared memory go through registers; there they are AMD's own and not CUDA's at all. The
+copy engine's path of sm_90 has no counterpart on AMD; it is counted by itself. The status is 1 where a backend shares
+less than --least of its lines, or than --least-used in the stricter reading.
 """
 import argparse
 import glob
@@ -83,6 +85,7 @@ def files_of(tree, backend):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--least", type=float, default=0)
+    parser.add_argument("--least-used", type=float, default=0)
     parser.add_argument("tree", nargs="?", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     args = parser.parse_args()
     found = {backend: files_of(args.tree, backend) for backend in ROOTS}
@@ -99,11 +102,18 @@ def main():
         print(f"{backend}: {all_shared} lines of {all_shared + all_own} are shared: {part:.1f} %"
               + (f" ({sum(hopper.values())} more of the copy engine's path)" if hopper else ""))
         one_sided = sum(n for p, n in shared.items() if p in ONE_SIDED)
-        print(f"    of these {one_sided} are for units that copy through registers, as AMD's do")
+        used = all_shared - one_sided
+        total = used + all_own + (one_sided if backend == "hip" else 0)
+        part_used = 100.0 * used / total
+        print(f"    in use by both: {used} of {total}: {part_used:.1f} % ({one_sided} are for units that copy through "
+              "registers)")
         for path in sorted(own, key=own.get, reverse=True):
             print(f"    own: {own[path]:5d} {path}")
         if part < args.least:
             print(f"FAILED: {backend} shares less than {args.least:g} %")
+            failed = True
+        if part_used < args.least_used:
+            print(f"FAILED: {backend} uses less than {args.least_used:g} % together with the other")
             failed = True
     return failed
 
