@@ -180,16 +180,13 @@ int release(void *block) {
 void note_launch(const std::string &kernel) {
   static std::set<std::string> noted;
   const char *path = getenv("FAKE_HIP_LAUNCHES");
-  if (!path || !noted.insert(kernel).second) return;
-  std::ofstream(path, std::ios::app) << kernel << "\n";
+  if (path && noted.insert(kernel).second) std::ofstream(path, std::ios::app) << kernel << "\n";
 }
 
 void run_kernel(const Function &f, const LaunchOptions &options, const std::vector<unsigned char> &args) {
   std::string error;
-  if (device_at(f.device).executor.launch(f.kernel, options, args.data(), args.size(), &error)) {
-    note_launch(f.kernel->name);
-    return;
-  }
+  if (device_at(f.device).executor.launch(f.kernel, options, args.data(), args.size(), &error))
+    return note_launch(f.kernel->name);
   fault = kLaunchFailure;
   fault_text = error;
   fprintf(stderr, "fake libamdhip64: %s\n", error.c_str());
