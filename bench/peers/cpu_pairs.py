@@ -54,6 +54,19 @@ class Shape:
         return seen & (j > i - self.window) if self.window else seen
 
 
+def shape_of(text):
+    """For argparse, which turns a ValueError into its message."""
+    try:
+        shape = Shape(text)
+    except (ValueError, IndexError):
+        raise argparse.ArgumentTypeError(f"'{text}' is not pass:dtype:HEADSxNxD:mask") from None
+    if (shape.direction not in ("forward", "backward") or shape.dtype not in BOUND or
+            not (shape.mask in ("full", "causal") or shape.window > 0) or
+            min(shape.heads, shape.heads_kv, shape.length, shape.keys, shape.dim) < 1):
+        raise argparse.ArgumentTypeError(f"'{text}' is not accepted here")
+    return shape
+
+
 def tensors_of(torch, shape):
     kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[shape.dtype]
     torch.manual_seed(1)
@@ -189,8 +202,8 @@ def take_turns(sides, seconds, rounds):
     return times
 
 
-def measure(torch, options, libraries, text):
-    shape = Shape(text)
+def measure(torch, options, libraries, shape):
+    text = shape.text
     t = tensors_of(torch, shape)
     sides = [Tessera(torch, name, lib, shape, t, options.lse) for name, lib in libraries]
     if not options.no_torch:
@@ -243,7 +256,7 @@ def main():
     parser.add_argument("--lse", action="store_true", help="forward stores LSE, as PyTorch always does")
     parser.add_argument("--no-torch", action="store_true", help="the libraries among themselves")
     parser.add_argument("--json", help="append records, one a line")
-    parser.add_argument("shapes", nargs="+")
+    parser.add_argument("shapes", nargs="+", type=shape_of)
     options = parser.parse_args()
     try:
         import torch
@@ -254,7 +267,7 @@ def main():
     options.cpu = cpu_name()
     torch.set_num_threads(options.threads)
     libraries = [(n, tsr.Library(p)) for n, p in (x.split("=", 1) for x in options.library)]
-    right = [measure(torch, options, libraries, text) for text in options.shapes]
+    right = [measure(torch, options, libraries, shape) for shape in options.shapes]
     return 0 if all(right) else 1
 
 
