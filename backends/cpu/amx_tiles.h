@@ -14,7 +14,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "common/dtype.h"
 #include "common/platform.h"
 
 namespace tessera {
@@ -56,6 +55,13 @@ struct TileUnit {
 };
 #endif
 
+// Where tile kernels run, loops have vectors and fused multiply-add; elsewhere they are not called.
+#if defined(__x86_64__) && defined(__GNUC__)
+  #define TSRI_TILE_LOOPS __attribute__((target("avx512f,fma")))
+#else
+  #define TSRI_TILE_LOOPS
+#endif
+
 class TileEmulator {
  public:
   void configure() {}
@@ -75,26 +81,38 @@ class TileEmulator {
       memcpy(static_cast<char *>(to) + r * stride, tile_[T][r], 64);
   }
   template <int C, int A, int B>
-  void dot() {
-    for (size_t m = 0; m < kTileSide; ++m)
+  TSRI_TILE_LOOPS void dot() {
+    float low[kTileSide][kTileSide], high[kTileSide][kTileSide];  // of B
+    for (size_t k = 0; k < kTileSide; ++k)
       for (size_t n = 0; n < kTileSide; ++n) {
-        float even = 0, odd = 0;
-        for (size_t k = 0; k < kTileSide; ++k) {
-          const uint32_t a = tile_[A][m][k], b = tile_[B][k][n];
-          even = flush(__builtin_fmaf(half(a), half(b), even));
-          odd = flush(__builtin_fmaf(half(a >> 16), half(b >> 16), odd));
-        }
-        float c;
-        memcpy(&c, &tile_[C][m][n], 4);
-        c = flush(c + flush(even + odd));
-        memcpy(&tile_[C][m][n], &c, 4);
+        low[k][n] = half(tile_[B][k][n] << 16);
+        high[k][n] = half(tile_[B][k][n]);
       }
+    for (size_t m = 0; m < kTileSide; ++m) {
+      float even[kTileSide] = {}, odd[kTileSide] = {}, c[kTileSide];
+      for (size_t k = 0; k < kTileSide; ++k) {
+        const float a0 = half(tile_[A][m][k] << 16), a1 = half(tile_[A][m][k]);
+        for (size_t n = 0; n < kTileSide; ++n) {
+          even[n] = flush(__builtin_fmaf(a0, low[k][n], even[n]));
+          odd[n] = flush(__builtin_fmaf(a1, high[k][n], odd[n]));
+        }
+      }
+      memcpy(c, tile_[C][m], sizeof c);
+      for (size_t n = 0; n < kTileSide; ++n) c[n] = flush(c[n] + flush(even[n] + odd[n]));
+      memcpy(tile_[C][m], c, sizeof c);
+    }
   }
 
  private:
   // Subnormals count as zero on their way in and out.
-  static float flush(float x) { return x > -0x1p-126f && x < 0x1p-126f ? 0.0f : x; }
-  static float half(uint32_t x) { return flush(tsri_bf16_to_float(static_cast<uint16_t>(x))); }
+  static TSRI_FORCE_INLINE float flush(float x) { return x > -0x1p-126f && x < 0x1p-126f ? 0.0f : x; }
+  // The upper half of a word as a number.
+  static TSRI_FORCE_INLINE float half(uint32_t x) {
+    float value;
+    x &= 0xffff0000u;
+    memcpy(&value, &x, sizeof value);
+    return flush(value);
+  }
 
   uint32_t tile_[8][kTileSide][kTileSide] = {};
 };
@@ -104,6 +122,7 @@ using Tiles = TileEmulator;
 #else
 using Tiles = TileUnit;
 #endif
+#undef TSRI_TILE_LOOPS
 
 }  // namespace tessera
 

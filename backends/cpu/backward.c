@@ -2,9 +2,9 @@
 //
 // The backward pass above its kernels. Keys are cut into chunks, a key task each: dK and dV of a
 // chunk belong to its task, dQ is left as one share per chunk and summed in order afterwards.
-// Shares cost memory, so there are only as many chunks as make 64 tasks, at most 16: the workspace
-// stays linear in the lengths. The number depends on the problem alone, never on threads, so
-// results do not either.
+// Shares cost memory and time, so there are only as many chunks as make a few tasks per thread, at most
+// 16: the workspace stays linear in the lengths. Where equal bits are asked for the number depends on
+// the problem alone, as if there were 16 threads.
 //
 // Phases of a run, each a parallel loop: facts of all rows; zeros into dBias; key tasks; dQ; what
 // dBias and dSink still need; zeros into rows that no sequence uses.
@@ -21,10 +21,13 @@
 
 enum {
   most_chunks = 16,
-  wanted_tasks = 64,
+  tasks_of_thread = 4,
+  usual_threads = 16,
   invariant_chunks = 8,
-  least_chunk = 512,
-  whole_keys = 512
+  least_chunk = 512, /* keys; of sequences that are to be few chunks */
+  short_chunk = 128, /* of others */
+  whole_keys = 512,  /* keys of a sequence that is one tile, the same two */
+  short_whole = 256
 };
 
 static int64_t min64(int64_t a, int64_t b) {
@@ -54,6 +57,26 @@ static int uniform_k(const tsr_problem *p) {
   return (p->arrays & (TSR_ARRAY_CU_K | TSR_ARRAY_USED_K | TSR_ARRAY_LEFT_PAD_K)) == 0;
 }
 
+/* How keys are cut into chunks. Tiles of AMX take long to pack, and short chunks share less of it. */
+static void cut_keys(tsri_cpu_backward_tiles *tiles, const tsr_resolved *problem, int32_t threads,
+                     int64_t pairs, double flops) {
+  const int fixed = problem->p.determinism != TSR_DETERMINISM_DEFAULT || tiles->amx;
+  const int64_t all = fixed ? usual_threads : threads;
+  /* Little work is not worth two more waits for the slowest thread: then one task each is enough. */
+  const double worth = 2.5e8; /* FLOPs of a thread */
+  const int64_t tasks = tiles->amx || flops >= worth * (double)all ? tasks_of_thread * all : all;
+  int64_t least = least_chunk;
+  tiles->whole = whole_keys;
+  tiles->most_chunks = max64(1, min64(most_chunks, ceil_div(tasks, pairs)));
+  if (problem->features & TSR_FEATURE_BATCH_INVARIANT) {
+    tiles->most_chunks = invariant_chunks;
+  } else if (!tiles->amx && tiles->most_chunks > 1) {
+    least = short_chunk;
+    tiles->whole = short_whole;
+  }
+  tiles->least_keys = ceil_div(least, tiles->keys) * tiles->keys;
+}
+
 tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
                                                  const tsri_cpu_kernels *kernels,
                                                  const tsri_cpu_runner *runner,
@@ -62,29 +85,23 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   const tsr_problem *p = &problem->p;
   const int64_t pairs = max64(1, tsri_mul_sat(p->batch, p->heads_kv));
   const int64_t block = 3 * kernels->lanes;
+  const double flops = 5.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q *
+                       tsri_cpu_mean_keys(p) * (double)(p->dim_qk + p->dim_v);
   tsri_cpu_backward_plan plan;
   tsri_cpu_backward_tiles *tiles = &plan.tiles;
   int64_t fit;
   plan.problem = problem;
   plan.kernels = *kernels;
-  plan.runner = tsri_cpu_runner_for(
-      runner,
-      5.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q * tsri_cpu_mean_keys(p) *
-          (double)(p->dim_qk + p->dim_v),
-      0);
+  plan.runner = tsri_cpu_runner_for(runner, flops, 0);
   tiles->lanes = amx ? 32 : kernels->lanes;
   tiles->amx = amx;
   /* S^T and dP^T of a block take half of L1. A fact of the processor, because results follow it. */
   fit = device->l1_bytes / 2 / (2 * block * (int64_t)sizeof(float));
   tiles->keys = amx ? most_keys : max64(32, min64(most_keys, fit / 16 * 16));
-  tiles->least_keys = ceil_div(least_chunk, tiles->keys) * tiles->keys;
-  tiles->most_chunks = problem->features & TSR_FEATURE_BATCH_INVARIANT
-                           ? invariant_chunks
-                           : max64(1, min64(most_chunks, ceil_div(wanted_tasks, pairs)));
+  cut_keys(tiles, problem, plan.runner.threads, pairs, flops);
   /* K, V, dK and dV of a panel take a quarter of L2, which two threads may share. */
   fit = device->l2_bytes / 4 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
   fit = min64(fit, tsri_cpu_chunk_keys(tiles, p->seq_k));
-  tiles->whole = whole_keys;
   fit = max64(fit, tsri_cpu_tile_bound(tiles, p->seq_k));
   tiles->panel = ceil_div(fit, tiles->keys) * tiles->keys;
   return plan;

@@ -97,9 +97,11 @@ class BackwardBlock {
     return line;
   }
 
-  // Whether rows of whole vectors of float32 lie in memory.
+  // Whether rows lie in memory as they are read: float32 in whole units of ld_ and ld_v_, which on tiles
+  // are two vectors.
   bool in_place(const tsr_layout &layout, size_t dim) const {
-    return layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 && dim % lanes_ == 0;
+    return layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 &&
+           dim % static_cast<size_t>(job_.tiles.lanes) == 0;
   }
 
   float row_delta(int64_t row) {

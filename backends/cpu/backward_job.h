@@ -22,7 +22,7 @@ typedef struct tsri_cpu_backward_tiles {
                     it */
   int64_t most_chunks; /* chunks of a sequence, at most */
   int64_t least_keys;  /* of a chunk that is not the last, at least; a multiple of keys */
-  int64_t whole;       /* sequences of at most so many keys are one tile; not above least_keys */
+  int64_t whole;       /* sequences of at most so many keys are one tile and one chunk */
   int64_t lanes;       /* floats per vector, or 32 with amx; rows and dims are padded to it */
   int64_t amx;         /* 1: products on AMX tiles of bfloat16; keys is a multiple of 32 */
 } tsri_cpu_backward_tiles;
@@ -74,8 +74,10 @@ struct tsri_cpu_backward {
 /* Keys of a chunk of a sequence of sk keys. A function of the sequence alone, so that where sums
  * are cut depends on nothing else. */
 TSRI_INLINE int64_t tsri_cpu_chunk_keys(const tsri_cpu_backward_tiles *tiles, int64_t sk) {
+  const int64_t one = tiles->whole > tiles->least_keys ? tiles->whole : tiles->least_keys;
   const int64_t each = sk / tiles->most_chunks + (sk % tiles->most_chunks != 0);
   const int64_t whole = (each + tiles->keys - 1) / tiles->keys * tiles->keys;
+  if (sk <= tiles->whole) return one;
   return whole > tiles->least_keys ? whole : tiles->least_keys;
 }
 

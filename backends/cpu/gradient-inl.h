@@ -45,6 +45,9 @@ HWY_NOINLINE void rows_block(const float *HWY_RESTRICT a, size_t lda, size_t n,
     const float *HWY_RESTRICT a##i = a + (i < MR ? i : 0) * lda;
   TSRI_EACH_KEY(TSRI_DECLARE)
   #undef TSRI_DECLARE
+  // The sums lie in L2; they are read at the end.
+  for (size_t i = 0; i < MR; ++i)
+    for (size_t x = 0; x < NV; ++x) __builtin_prefetch(c + i * ldc + x * lanes, 1);
   TSRI_UNROLL
   for (size_t r = 0; r < n; ++r, b += ldb) {
     const VF b0 = hn::LoadU(d, b);

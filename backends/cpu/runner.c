@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The OpenMP loop of this backend, and the only one: kernels never start threads. Tasks are handed
-// out one by one as threads become free, so uneven tasks (causal, packed lengths) balance by
-// themselves.
+// The OpenMP loop of this backend, and the only one: kernels never start threads. Tasks are dealt to
+// the threads in turn, and whoever is done takes what others have not begun, so uneven tasks (causal,
+// packed lengths) and slow processors balance by themselves.
 #include "runner.h"
 
 #ifdef _OPENMP
@@ -35,6 +35,33 @@ tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops,
   return limited;
 }
 
+#ifdef _OPENMP
+enum { most_queues = 256 };
+
+/* Tasks of one thread, t, t + threads, t + 2 threads, ..: how many of them are taken. */
+typedef struct queue {
+  int64_t taken;
+  char rest_of_line[64 - sizeof(int64_t)];
+} queue;
+
+/* A thread's own tasks, then what others have not begun. From call to call a task stays with its thread, in
+ * whose cache the data may lie, and the end is as even as if tasks were handed out one by one. */
+static void run_queues(queue *queues, int32_t worker, int32_t threads, int64_t count,
+                       void (*task)(void *arg, int64_t index, int32_t worker), void *arg) {
+  int32_t v;
+  for (v = 0; v < threads; ++v) {
+    const int32_t owner = (worker + v) % threads;
+    for (;;) {
+      int64_t index = __atomic_load_n(&queues[owner].taken, __ATOMIC_RELAXED) * threads + owner;
+      if (index >= count) break;
+      index = __atomic_fetch_add(&queues[owner].taken, 1, __ATOMIC_RELAXED) * threads + owner;
+      if (index >= count) break;
+      task(arg, index, worker);
+    }
+  }
+}
+#endif
+
 int tsri_cpu_run(const tsri_cpu_runner *runner,
                  void (*task)(void *arg, int64_t index, int32_t worker), void *arg, int64_t count) {
   int64_t index;
@@ -43,8 +70,16 @@ int tsri_cpu_run(const tsri_cpu_runner *runner,
 #ifdef _OPENMP
   if (runner->threads > 1 && count > 1 && !omp_in_parallel()) {
     const int64_t most = runner->threads < count ? runner->threads : count;
+    queue queues[most_queues];
+    int64_t q;
+    if (most > most_queues) {
   #pragma omp parallel for schedule(dynamic, 1) num_threads((int)most)
-    for (index = 0; index < count; ++index) task(arg, index, omp_get_thread_num());
+      for (index = 0; index < count; ++index) task(arg, index, omp_get_thread_num());
+      return 0;
+    }
+    for (q = 0; q < most; ++q) queues[q].taken = 0;
+  #pragma omp parallel num_threads((int)most)
+    run_queues(queues, omp_get_thread_num(), omp_get_num_threads(), count, task, arg);
     return 0;
   }
 #endif

@@ -66,6 +66,8 @@ static tsr_status everything(heap *h, tsr_setup *setup, const char *backend, sma
   tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
   tsr_context *context = NULL;
   tsr_status status;
+  /* Merge and dropout mask are this backend's too; the reference takes them only when it is named. */
+  options.backend = backend;
   options.allocator.user = h;
   options.allocator.alloc = heap_alloc;
   options.allocator.free = heap_free;

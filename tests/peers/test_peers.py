@@ -17,6 +17,7 @@ SOURCE = os.environ["TESSERA_SOURCE"]
 CLI = os.environ["TESSERA_CLI"]
 SCRIPTS = os.path.join(SOURCE, "bench", "peers")
 sys.path[:0] = [SCRIPTS, os.path.dirname(os.path.abspath(__file__))]
+import cpu_pairs  # noqa: E402
 import peer_api  # noqa: E402
 import peer_run  # noqa: E402
 
@@ -53,6 +54,35 @@ class PeersTest(unittest.TestCase):
                            "f32", "--lengths", "16", environment=self.bare())
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("# torch: absent: ", done.stdout)
+
+    def test_pairs_script(self):
+        done = self.script("cpu_pairs.py", "--library", "a=libtessera.so", "forward:f32:4x8x16:full",
+                           environment=self.bare())
+        self.assertEqual((done.returncode, done.stdout), (3, ""))
+        self.assertIn("PyTorch is not here", done.stderr)
+        shape = cpu_pairs.Shape("backward:bf16:32/4x8/64x16:full")
+        self.assertEqual((shape.heads, shape.heads_kv, shape.length, shape.keys, shape.dim, shape.backward),
+                         (32, 4, 8, 64, 16, True))
+        self.assertEqual(shape.flops(), 4 * 32 * 8 * 64 * 16 * 2.5)
+        self.assertEqual(cpu_pairs.Shape("forward:f32:2x4x8:window2").flops(), 4 * 2 * (1 + 2 + 2 + 2) * 8)
+        self.assertEqual(cpu_pairs.Shape("forward:f32:2x4x8:causal").flops(), 4 * 2 * 8 * 8)
+        for wrong in ("forward:f32:2x4:full", "forward:f32:2x4x8:window", "forward:f64:2x4x8:full", "back:f32:2x4x8:full",
+                      "forward:f32:2x0x8:full"):
+            with self.assertRaises(argparse.ArgumentTypeError):
+                cpu_pairs.shape_of(wrong)
+
+    def test_turns_rotate_and_warm_up(self):
+        calls = []
+
+        class Side:
+            def __init__(self, name):
+                self.name = name
+
+            def step(self):
+                calls.append(self.name)
+        times = cpu_pairs.take_turns([Side("a"), Side("b")], 0, 9)
+        self.assertEqual({n: len(t) for n, t in times.items()}, {"a": 3, "b": 3})
+        self.assertEqual("".join(calls), "abbaabbaab")
 
     def test_bad_options(self):
         for arguments in (("--peers", "abacus"), ("--lengths", "0"), ("--masks", "window"),
