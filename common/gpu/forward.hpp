@@ -67,13 +67,25 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  static constexpr uint32_t kEnd = kCopyV + (kTurned ? CopyV::kBytes : 0);
+  // Every thread keeps where its copies begin, which leaves little to do for a tile.
+  using CopiesK = LaneCopies<Tile<E, kTileK, kDqk>, kThreads>;
+  using CopiesV = LaneCopies<Tile<E, kTileK, kDv>, kThreads>;
+  static constexpr bool kFromLanes =
+      !kAny && !kPaged && !U::kStaged && !U::kSplits && CopiesK::kRegular && CopiesV::kRegular;
+  struct alignas(16) Lane {
+    const unsigned char *k, *v;
+  };
+  static constexpr uint32_t kLanes = kCopyV + (kTurned ? CopyV::kBytes : 0);
+  static constexpr uint32_t kEnd = kLanes + (kFromLanes ? kThreads * 16 : 0);
   // O leaves through shared memory, in two parts where that makes room for another block.
   static constexpr int kParts =
       U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
   using PartO = Tile<E, kTileQ, kDv / kParts>;
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
+  // Whether registers have room for more than accumulators: what fold_seldom keeps, and copies under way.
+  static constexpr bool kRoom = kFree * (kOut + kCon) * U::kElements <= 160;
+  static constexpr bool kSeldom = !kAny && !U::kStaged && !U::kSplits && kRoom;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
@@ -91,10 +103,12 @@ struct Forward {
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
 
   // Scores of a tile of keys at `k_tile`.
+  template <class Beside = NothingBeside>
   TSRI_DEVICE_MEMBER void score_tile(Scores &s, uint32_t k_tile, uint32_t q_offset,
-                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1]) {
+                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1],
+                                     const Beside &beside = Beside()) {
     score_product<U, TileK, TileQ, kDepth, kKeepQ>(
-        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
+        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept, beside);
   }
 
   // Hides what the interval rule hides.
@@ -200,7 +214,53 @@ struct Forward {
     }
   }
 
+  // The same where m seldom moves and lanes have to meet for nothing else: a lane that has seen no score beyond the
+  // slack needs no maximum of its row. Rows decide as fold_scores has them decide.
+  TSRI_DEVICE_MEMBER void fold_seldom(State &state, Scores &s, float unit) {
+    float most[kSlots];
+    int moves = 0;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      float chain[2] = {-infinity(), -infinity()};
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) chain[e & 1] = larger_of(chain[e & 1], s[r / U::kRows][c].x[e]);
+      most[r] = larger_of(chain[0], chain[1]);
+      moves |= Softmax::lazy_max(unit, state.m[r], most[r], kSlack) != state.m[r];
+    }
+    if (any_lane(moves != 0)) {
+      float alpha[kSlots];
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const float m = Softmax::lazy_max(unit, state.m[r], U::max_con(most[r]), kSlack);
+        alpha[r] =
+            m == state.m[r] ? 1.0f : Softmax::prob_ready(unit, state.m[r], Softmax::ready_reference(unit, m));
+        state.m[r] = m;
+        state.l[r] = Softmax::new_sum(state.l[r], alpha[r], 0.0f);
+      }
+      rescale(state, alpha);
+    }
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const float minus_ready = -Softmax::ready_reference(unit, state.m[r]);
+      float sum[2] = {0.0f, 0.0f};
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) {
+            float &x = s[r / U::kRows][c].x[e];
+            x = Softmax::prob_negated(unit, x, minus_ready);
+            sum[e & 1] += x;
+          }
+      state.l[r] += sum[0] + sum[1];
+    }
+  }
+
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
+    if constexpr (kSeldom) return fold_seldom(state, s, unit);
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
     if (seldom(any_lane(moved))) rescale(state, alpha);
@@ -244,10 +304,33 @@ struct Forward {
   }
 
   // Start loading a tile of keys, or of values from `column` on, into a stage.
+  TSRI_DEVICE_MEMBER Lane &lane_at() {
+    return shared_at<Lane>(kLanes + static_cast<uint32_t>(thread_index()) * 16);
+  }
+  TSRI_DEVICE_MEMBER void point_lanes(const RowSource &k, const RowSource &v, int column) {
+    lane_at() = Lane{CopiesK::source(k, 0, 0, thread_index()), CopiesV::source(v, 0, column, thread_index())};
+  }
+  // Of a tile of keys, or of values from `column` on, into a stage; none: zeros.
+  TSRI_DEVICE_MEMBER CopiesK start_keys(const RowSource &k, int32_t key0, uint32_t stage, bool none) {
+    return CopiesK::start(kK + stage * TileK::kBytes, lane_at().k + int64_t{key0} * k.row_bytes, k.row_bytes,
+                          none ? 0 : k.length - key0, k.columns, thread_index());
+  }
+  TSRI_DEVICE_MEMBER CopiesV start_values(const RowSource &v, int32_t key0, int column, uint32_t stage, bool none) {
+    return CopiesV::start(kV + stage * TileV::kBytes, lane_at().v + int64_t{key0} * v.row_bytes, v.row_bytes,
+                          none ? 0 : v.length - key0, v.columns - column, thread_index());
+  }
   TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
+    if constexpr (kFromLanes) {
+      CopiesK copies = start_keys(k, key0, stage, false);
+      return CopiesK::issue(copies, 0, 1);
+    }
     load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
   }
   TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
+    if constexpr (kFromLanes) {
+      CopiesV copies = start_values(v, key0, column, stage, false);
+      return CopiesV::issue(copies, 0, 1);
+    }
     load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
                                                 column);
   }
@@ -298,19 +381,10 @@ struct Forward {
       const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
+      if (!kTurned) copy_wait<0>();
+      sync_block();
       if (kStages == 1) {
-        load_values(v, key0, column, 0);
-        copy_commit();
-        copy_wait<1>();
-        sync_block();
-      } else {
-        if (!kTurned) copy_wait<0>();
-        sync_block();
-        if (!kTurned && n_tile + 1 < tiles.count) {
-          const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_keys(k, next, other);
-          load_values(v, next, column, other);
-        }
+        load_values(v, key0, column, 0); // those of the tile before have been read by all
         copy_commit();
       }
       if (kKeepQ && n_tile == 0) {
@@ -325,8 +399,30 @@ struct Forward {
       if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
       const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
+      const bool ends = n_tile + 1 >= tiles.count;
+      const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
+      if constexpr (kFromLanes && kStages > 1 && kRoom) {
+        // The copies of the next tile pass among the products; no branch around them, so there may be none to make.
+        CopiesK copies_k = start_keys(k, next, other, ends);
+        CopiesV copies_v = start_values(v, next, column, other, ends);
+        const auto copy = [&](int part, int parts) {
+          CopiesK::issue(copies_k, part, parts);
+          CopiesV::issue(copies_v, part, parts);
+        };
+        if (tile_class != TSRI_TILE_SKIP)
+          score_tile(s, k_tile, q_offset, kept, [&](int step) { copy(step, kDepth * kCon); });
+        else
+          copy(0, 1);
+        copy_commit();
+      } else {
+        if (kStages > 1 && !kTurned && !ends) {
+          load_keys(k, next, other);
+          load_values(v, next, column, other);
+        }
+        if (kStages > 1) copy_commit();
+        if (tile_class != TSRI_TILE_SKIP) score_tile(s, k_tile, q_offset, kept);
+      }
       if (tile_class != TSRI_TILE_SKIP) {
-        score_tile(s, k_tile, q_offset, kept);
         if (kAny)
           modify_scores(s, terms, prefix, wave_i0, key0);
         else if (tile_class == TSRI_TILE_EDGE)
@@ -335,20 +431,16 @@ struct Forward {
       if constexpr (kTurned)
         if (n_tile + 1 < tiles.count) turn_keys(shared, tiles, n_tile + 1, column);
       if (kStages == 1) {
-        sync_block(); // K has been read by all
-        if (n_tile + 1 < tiles.count) load_keys(k, next, 0);
+        copy_wait<0>();
+        sync_block(); // values are there, K has been read by all
+        if (!ends) load_keys(k, next, 0);
         copy_commit();
       }
-      if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
-      if (kStages == 1) {
-        copy_wait<1>();
-        sync_block();
-      }
       if (tile_class != TSRI_TILE_SKIP) {
+        fold(state, s, unit);
         if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
         multiply_values(state, s, v_tile, !kTurned || shared.odd[n_tile % 2] == n_tile);
       }
-      if (kStages == 1) sync_block(); // V has been read by all
     }
   }
 
@@ -410,6 +502,7 @@ struct Forward {
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
 
+    if constexpr (kFromLanes) point_lanes(shared.k, shared.v, column);
     if constexpr (U::kStaged) {
       if (tiles.count > 0)
         StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
