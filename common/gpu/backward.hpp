@@ -370,10 +370,8 @@ struct Backward {
                      kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g,
                                   p.dim_v, args.call.vector & kVectorV),
                      key0);
-    if constexpr (kBeside) {
-      Steps::walk(args, shared, g, key0, begin, end, dk, dv);
-      return;
-    }
+    if constexpr (kBeside)
+      if constexpr (Steps::kWalks) return Steps::walk(args, shared, g, key0, begin, end, dk, dv);
     load_queries(args, shared, 0, begin * kTileQ);
     copy_commit();
     if (thread_index() == 0) {
@@ -393,7 +391,7 @@ struct Backward {
       const bool last = t == 0;
       const int stage = kStages > 1 ? n % kStages : 0;
       if (thread_index() == 0) {
-        shared.sum_row[n % 2] = shared.stats + i0;
+        shared.sum_row[n % 2] = kBeside ? shared.sums + i0 / kTileQ : shared.stats + i0;
         shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
       }
       // The next tile may be of the next head. Its terms and its row of stats would replace this head's,
@@ -444,6 +442,7 @@ struct Backward {
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * kSize;
+    if constexpr (kBeside) return Steps::add_sum(args, shared, slot);
     if (args.dq_sum && (kChunkQk == kDqk || chunk < args.dq_chunks))
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,

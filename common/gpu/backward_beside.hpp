@@ -16,6 +16,13 @@ namespace gpu {
 // B: Backward<...> of interval masks with two stages, U its unit.
 template <class B, class U>
 struct BesideSteps {
+  // Where addresses take more registers than those of 9.0, waves that exchange nothing have none for this walk: they
+  // take Backward's own and share the sums alone.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kWalks = !B::kDirect;
+#else
+  static constexpr bool kWalks = true;
+#endif
   using Args = BackwardArgs;
   using Acc = typename U::Acc;
 

@@ -3,8 +3,8 @@
 // Forward: one block folds the keys that a tile of queries may see (Dao 2023, "FlashAttention-2",
 // algorithm 1). Each wave owns kFree x U::kFree queries and all columns of its chunk of Dv; scores and
 // probabilities live in registers. Key tiles come through kStages buffers: with two, the copies of the
-// next tile run under the products of this one and there is one barrier per tile; with one, K and V
-// take turns (less shared memory, three barriers).
+// next tile run under the products of this one and there is one barrier per tile; with one, V arrives under the
+// scores and the next K under the rest (less shared memory, two barriers).
 //
 // kAny false: interval masks on aligned tensors, no row maxima, scores stay raw (unit = scale log2 e is folded into
 // the exponent). kAny true: every score step of score.hpp, any strides; scores are natural.
@@ -67,11 +67,11 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  // Every thread keeps where its copies begin, which leaves little to do for a tile.
+  // Wide rows of few warps: every thread keeps where its copies begin, which leaves little to do for a tile.
   using CopiesK = LaneCopies<Tile<E, kTileK, kDqk>, kThreads>;
   using CopiesV = LaneCopies<Tile<E, kTileK, kDv>, kThreads>;
-  static constexpr bool kFromLanes =
-      !kAny && !kPaged && !U::kStaged && !U::kSplits && CopiesK::kRegular && CopiesV::kRegular;
+  static constexpr bool kFromLanes = !kAny && !kPaged && !U::kStaged && !U::kSplits && kDqk + kDv >= 512 &&
+                                     kFree == 1 && CopiesK::kRegular && CopiesV::kRegular;
   struct alignas(16) Lane {
     const unsigned char *k, *v;
   };
@@ -83,9 +83,6 @@ struct Forward {
   using PartO = Tile<E, kTileQ, kDv / kParts>;
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
-  // Whether registers have room for more than accumulators: what fold_seldom keeps, and copies under way.
-  static constexpr bool kRoom = kFree * (kOut + kCon) * U::kElements <= 160;
-  static constexpr bool kSeldom = !kAny && !U::kStaged && !U::kSplits && kRoom;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
@@ -103,12 +100,10 @@ struct Forward {
   TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
 
   // Scores of a tile of keys at `k_tile`.
-  template <class Beside = NothingBeside>
   TSRI_DEVICE_MEMBER void score_tile(Scores &s, uint32_t k_tile, uint32_t q_offset,
-                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1],
-                                     const Beside &beside = Beside()) {
+                                     const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1]) {
     score_product<U, TileK, TileQ, kDepth, kKeepQ>(
-        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept, beside);
+        s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
   }
 
   // Hides what the interval rule hides.
@@ -214,8 +209,8 @@ struct Forward {
     }
   }
 
-  // The same where m seldom moves and lanes have to meet for nothing else: a lane that has seen no score beyond the
-  // slack needs no maximum of its row. Rows decide as fold_scores has them decide.
+  // The same without lanes that meet while m stays: one that has seen no score beyond the slack needs no maximum of
+  // its row. Rows decide as fold_scores has them decide.
   TSRI_DEVICE_MEMBER void fold_seldom(State &state, Scores &s, float unit) {
     float most[kSlots];
     int moves = 0;
@@ -260,7 +255,7 @@ struct Forward {
   }
 
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
-    if constexpr (kSeldom) return fold_seldom(state, s, unit);
+    if constexpr (kFromLanes) return fold_seldom(state, s, unit);
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
     if (seldom(any_lane(moved))) rescale(state, alpha);
@@ -303,34 +298,23 @@ struct Forward {
     }
   }
 
-  // Start loading a tile of keys, or of values from `column` on, into a stage.
   TSRI_DEVICE_MEMBER Lane &lane_at() {
     return shared_at<Lane>(kLanes + static_cast<uint32_t>(thread_index()) * 16);
   }
-  TSRI_DEVICE_MEMBER void point_lanes(const RowSource &k, const RowSource &v, int column) {
-    lane_at() = Lane{CopiesK::source(k, 0, 0, thread_index()), CopiesV::source(v, 0, column, thread_index())};
+  template <class Copies>
+  TSRI_DEVICE_MEMBER void load_lane(uint32_t tile, const unsigned char *lane, const RowSource &s, int32_t key0,
+                                    int column) {
+    Copies copies = Copies::start(tile, lane + int64_t{key0} * s.row_bytes, s.row_bytes, s.length - key0,
+                                  s.columns - column, thread_index());
+    Copies::issue(copies, 0, 1);
   }
-  // Of a tile of keys, or of values from `column` on, into a stage; none: zeros.
-  TSRI_DEVICE_MEMBER CopiesK start_keys(const RowSource &k, int32_t key0, uint32_t stage, bool none) {
-    return CopiesK::start(kK + stage * TileK::kBytes, lane_at().k + int64_t{key0} * k.row_bytes, k.row_bytes,
-                          none ? 0 : k.length - key0, k.columns, thread_index());
-  }
-  TSRI_DEVICE_MEMBER CopiesV start_values(const RowSource &v, int32_t key0, int column, uint32_t stage, bool none) {
-    return CopiesV::start(kV + stage * TileV::kBytes, lane_at().v + int64_t{key0} * v.row_bytes, v.row_bytes,
-                          none ? 0 : v.length - key0, v.columns - column, thread_index());
-  }
+  // Start loading a tile of keys, or of values from `column` on, into a stage.
   TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
-    if constexpr (kFromLanes) {
-      CopiesK copies = start_keys(k, key0, stage, false);
-      return CopiesK::issue(copies, 0, 1);
-    }
+    if constexpr (kFromLanes) return load_lane<CopiesK>(kK + stage * TileK::kBytes, lane_at().k, k, key0, 0);
     load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
   }
   TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
-    if constexpr (kFromLanes) {
-      CopiesV copies = start_values(v, key0, column, stage, false);
-      return CopiesV::issue(copies, 0, 1);
-    }
+    if constexpr (kFromLanes) return load_lane<CopiesV>(kV + stage * TileV::kBytes, lane_at().v, v, key0, column);
     load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
                                                 column);
   }
@@ -381,12 +365,17 @@ struct Forward {
       const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
+      const bool ends = n_tile + 1 >= tiles.count;
       if (!kTurned) copy_wait<0>();
-      sync_block();
+      sync_block(); // K is there (of two stages V too), everybody is done with the tile before
       if (kStages == 1) {
-        load_values(v, key0, column, 0); // those of the tile before have been read by all
-        copy_commit();
+        load_values(v, key0, column, 0);
+      } else if (!kTurned && !ends) {
+        const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
+        load_keys(k, next, other);
+        load_values(v, next, column, other);
       }
+      copy_commit();
       if (kKeepQ && n_tile == 0) {
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
@@ -399,40 +388,18 @@ struct Forward {
       if (n_tile == 0) rows = rows_class(kBands, first, last, prefix); // after the barrier
       const int tile_class = uniform(RowsClass::of(rows, key0, key0 + kTileK));
       Scores s;
-      const bool ends = n_tile + 1 >= tiles.count;
-      const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-      if constexpr (kFromLanes && kStages > 1 && kRoom) {
-        // The copies of the next tile pass among the products; no branch around them, so there may be none to make.
-        CopiesK copies_k = start_keys(k, next, other, ends);
-        CopiesV copies_v = start_values(v, next, column, other, ends);
-        const auto copy = [&](int part, int parts) {
-          CopiesK::issue(copies_k, part, parts);
-          CopiesV::issue(copies_v, part, parts);
-        };
-        if (tile_class != TSRI_TILE_SKIP)
-          score_tile(s, k_tile, q_offset, kept, [&](int step) { copy(step, kDepth * kCon); });
-        else
-          copy(0, 1);
-        copy_commit();
-      } else {
-        if (kStages > 1 && !kTurned && !ends) {
-          load_keys(k, next, other);
-          load_values(v, next, column, other);
-        }
-        if (kStages > 1) copy_commit();
-        if (tile_class != TSRI_TILE_SKIP) score_tile(s, k_tile, q_offset, kept);
-      }
       if (tile_class != TSRI_TILE_SKIP) {
+        score_tile(s, k_tile, q_offset, kept);
         if (kAny)
           modify_scores(s, terms, prefix, wave_i0, key0);
         else if (tile_class == TSRI_TILE_EDGE)
           mask_scores(s, prefix, key0);
       }
       if constexpr (kTurned)
-        if (n_tile + 1 < tiles.count) turn_keys(shared, tiles, n_tile + 1, column);
+        if (!ends) turn_keys(shared, tiles, n_tile + 1, column);
       if (kStages == 1) {
         copy_wait<0>();
-        sync_block(); // values are there, K has been read by all
+        sync_block(); // V is there, K has been read by all
         if (!ends) load_keys(k, next, 0);
         copy_commit();
       }
@@ -502,7 +469,9 @@ struct Forward {
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
 
-    if constexpr (kFromLanes) point_lanes(shared.k, shared.v, column);
+    if constexpr (kFromLanes)
+      lane_at() = Lane{CopiesK::source(shared.k, 0, 0, thread_index()),
+                       CopiesV::source(shared.v, 0, column, thread_index())};
     if constexpr (U::kStaged) {
       if (tiles.count > 0)
         StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
