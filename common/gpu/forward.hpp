@@ -24,6 +24,16 @@
 namespace tessera {
 namespace gpu {
 
+// Lanes that hold the same rows side by side; 0: of units that do not say.
+template <class U>
+constexpr int row_lanes(decltype(U::kRowLanes)) {
+  return U::kRowLanes;
+}
+template <class U>
+constexpr int row_lanes(...) {
+  return 0;
+}
+
 template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
           bool kPaged = true>
 struct Forward {
@@ -502,8 +512,12 @@ struct Forward {
   // natural: times m is natural.
   TSRI_DEVICE_MEMBER RowEnd end_row_in(const Call &call, int64_t h, float m, float lane_sum, float natural,
                                        float unit, bool used) {
+    return end_row_of(call, h, m, U::sum_con(lane_sum), natural, unit, used);
+  }
+  // l: the whole row's.
+  TSRI_DEVICE_MEMBER RowEnd end_row_of(const Call &call, int64_t h, float m, float l, float natural, float unit,
+                                       bool used) {
     const tsr_problem &p = call.p;
-    float l = U::sum_con(lane_sum);
     // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
     if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();
     RowEnd end = {Softmax::inverse_sum(l), 0.0f, max_logit_of(m, l) * natural,
@@ -536,14 +550,42 @@ struct Forward {
     const tsr_problem &p = call.p;
     const tsri_span &span = shared_at<Shared>(0).sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+    if constexpr (row_lanes<U>(0) >= kSlots) { // each lane of a row ends one of their rows
+      const int lane = U::lane(), mine = lane % row_lanes<U>(0) % kSlots;
+      float m = state.m[0], l = U::sum_con(state.l[0]);
+      int row = U::free_of(0);
+      TSRI_UNROLL
+      for (int r = 1; r < kSlots; ++r) {
+        const float other = U::sum_con(state.l[r]);
+        if (r == mine) {
+          m = state.m[r];
+          l = other;
+          row = r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+        }
+      }
+      row += wave_row();
       const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
-      const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
-      scale_row(state, r, end);
-      if (column == 0 && row < rows && U::leads_row())
+      const RowEnd end = end_row_of(call, h, m, l, kAny ? 1.0f : p.scale, unit, used);
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const int owner = lane - lane % row_lanes<U>(0) + r;
+        RowEnd its = end;
+        its.factor = shuffle(end.factor, owner);
+        its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
+        scale_row(state, r, its);
+      }
+      if (column == 0 && row < rows && lane % row_lanes<U>(0) < kSlots)
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
+    } else {
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+        const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
+        const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
+        scale_row(state, r, end);
+        if (column == 0 && row < rows && U::leads_row())
+          store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
+      }
     }
     const auto store = [&](const auto &out, int first) {
       store_outputs<U, PartO, kThreads, kFree, kOut / kParts, kAny>(
