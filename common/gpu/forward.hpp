@@ -25,14 +25,14 @@ namespace tessera {
 namespace gpu {
 
 // Lanes that hold the same rows side by side; 0: of units that do not say.
+template <class U, class = void>
+struct RowLanes {
+  static constexpr int value = 0;
+};
 template <class U>
-constexpr int row_lanes(decltype(U::kRowLanes)) {
-  return U::kRowLanes;
-}
-template <class U>
-constexpr int row_lanes(...) {
-  return 0;
-}
+struct RowLanes<U, decltype(static_cast<void>(U::kRowLanes))> {
+  static constexpr int value = U::kRowLanes;
+};
 
 template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
           bool kPaged = true>
@@ -550,8 +550,9 @@ struct Forward {
     const tsr_problem &p = call.p;
     const tsri_span &span = shared_at<Shared>(0).sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
-    if constexpr (row_lanes<U>(0) >= kSlots) { // each lane of a row ends one of their rows
-      const int lane = U::lane(), mine = lane % row_lanes<U>(0) % kSlots;
+    constexpr int row_lanes = RowLanes<U>::value;
+    if constexpr (row_lanes >= kSlots) { // each lane of a row ends one of their rows
+      const int lane = U::lane(), mine = lane % row_lanes % kSlots;
       float m = state.m[0], l = U::sum_con(state.l[0]);
       int row = U::free_of(0);
       TSRI_UNROLL
@@ -568,13 +569,13 @@ struct Forward {
       const RowEnd end = end_row_of(call, h, m, l, kAny ? 1.0f : p.scale, unit, used);
       TSRI_UNROLL
       for (int r = 0; r < kSlots; ++r) {
-        const int owner = lane - lane % row_lanes<U>(0) + r;
+        const int owner = lane - lane % row_lanes + r;
         RowEnd its = end;
         its.factor = shuffle(end.factor, owner);
         its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
         scale_row(state, r, its);
       }
-      if (column == 0 && row < rows && lane % row_lanes<U>(0) < kSlots)
+      if (column == 0 && row < rows && lane % row_lanes < kSlots)
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
     } else {
       TSRI_UNROLL
