@@ -86,7 +86,9 @@ struct BesideSteps {
     return n / (U::kElements * kFree) * (U::kElements / U::kRows) + e / 4 * 2 + e % 2;
   }
   // Query k of the lane, from the group's first.
-  TSRI_DEVICE_MEMBER int query_row(int k) { return k / 4 * U::kCon + U::con_lane() + U::con_element(k % 4 / 2 * 4 + k % 2); }
+  TSRI_DEVICE_MEMBER int query_row(int k) {
+    return k / 4 * U::kCon + U::con_lane() + U::con_element(k % 4 / 2 * 4 + k % 2);
+  }
 
   using Numbers = float[kQueries]; // of the lane's queries
   TSRI_DEVICE_MEMBER void load_numbers(Numbers &numbers, uint32_t stats, int row) {
