@@ -73,19 +73,16 @@ struct Backward {
   using OutK = Tile<E, kTileK, kChunkQk>;
   using OutV = Tile<E, kTileK, kChunkV>;
 
-  struct Shared {
+  struct Shared : std::conditional<kBeside, BesideNumbers, NoNumbers>::type {
     tsri_sequence sequence;
     tsri_mask_rule rule;
     Place place;
     RowSource q, dout; // of the current query head
     ScoreTerms terms;  // likewise
     int64_t stats;     // row of stats of the sequence's query 0, current head
-    int32_t sums;      // its tile of dq_sum, of BesideSteps
     int64_t sum_row[2]; // of query tiles whose dS waits for its product: row (or tile) of dq_sum, and
     int32_t sum_rows[2]; // how many of its queries are used
     int32_t begin, count; // query tiles that see the keys
-    int32_t key0;         // and, of BesideSteps, the first key and
-    uint32_t first_head;  // the group's first query head
   };
   static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kWeights = kStats + kStages * kTileQ * sizeof(RowStat); // turned: of the rows
@@ -274,7 +271,7 @@ struct Backward {
     shared.dout = row_source<E>(args.call.a.dout, p.dout, shared.sequence.q, b, h, p.dim_v,
                                 args.call.vector & kVectorDout);
     shared.stats = stat_row(p, args.call.a, shared.sequence.q, b, h);
-    if (kBeside) {
+    if constexpr (kBeside) {
       const SumTiles tiles = sum_tiles(p, args.call.a, kTileQ, shared.sequence.q.slot_begin, b);
       shared.sums = static_cast<int32_t>(tiles.first + h * tiles.head);
     }
@@ -391,7 +388,8 @@ struct Backward {
       const bool last = t == 0;
       const int stage = kStages > 1 ? n % kStages : 0;
       if (thread_index() == 0) {
-        shared.sum_row[n % 2] = kBeside ? shared.sums + i0 / kTileQ : shared.stats + i0;
+        shared.sum_row[n % 2] = shared.stats + i0;
+        if constexpr (kBeside) shared.sum_row[n % 2] = shared.sums + i0 / kTileQ;
         shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
       }
       // The next tile may be of the next head. Its terms and its row of stats would replace this head's,

@@ -13,6 +13,14 @@
 namespace tessera {
 namespace gpu {
 
+// What Backward's shared state holds besides, and of programs without this walk.
+struct BesideNumbers {
+  int32_t sums; // tile of dq_sum of the current head's query 0
+  int32_t key0; // of the block
+  uint32_t first_head; // of the group
+};
+struct NoNumbers {};
+
 // B: Backward<...> of interval masks with two stages, U its unit.
 template <class B, class U>
 struct BesideSteps {
