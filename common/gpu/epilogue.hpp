@@ -99,7 +99,8 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
       }
   sync_block();
   constexpr int total = T::kRows * T::kChunks;
-  if constexpr (!U::kStaged && kThreads % T::kChunks == 0 && kThreads / T::kChunks % 8 == 0 && total % kThreads == 0) {
+  if constexpr (!kAny && !U::kStaged && !U::kSplits && kThreads % T::kChunks == 0 && kThreads / T::kChunks % 8 == 0 &&
+                total % kThreads == 0) {
     // A thread keeps its column and goes down by whole swizzle periods: both addresses move by constants.
     constexpr int step = kThreads / T::kChunks;
     const int r = thread_index() / T::kChunks, c = thread_index() % T::kChunks;

@@ -551,7 +551,7 @@ struct Forward {
     const tsri_span &span = shared_at<Shared>(0).sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
     constexpr int row_lanes = RowLanes<U>::value;
-    if constexpr (row_lanes >= kSlots) { // each lane of a row ends one of their rows
+    if constexpr (!kAny && !U::kSplits && row_lanes >= kSlots) { // each lane of a row ends one of their rows
       const int lane = U::lane(), mine = lane % row_lanes % kSlots;
       float m = state.m[0], l = U::sum_con(state.l[0]);
       int row = U::free_of(0);
