@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "common/gpu/arguments.hpp"
+#include "common/gpu/backward_beside.hpp"
 #include "common/gpu/backward_staged.hpp"
 #include "common/gpu/epilogue.hpp"
 #include "common/gpu/gradient.hpp"
@@ -36,7 +37,9 @@ namespace gpu {
 template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunkQk, int kChunkV,
           int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
 struct Backward {
-  using U = typename Unit::Fresh; // the accumulators leave no registers for offsets
+  // The accumulators leave no registers for offsets, unless waves exchange nothing.
+  static constexpr bool kKeepsOffsets = kOtherWaves == 1 && !kAny && !Unit::kStaged && !Unit::kSplits;
+  using U = typename std::conditional<kKeepsOffsets, Unit, typename Unit::Fresh>::type;
   using E = typename U::Element;
   using Args = BackwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
@@ -51,8 +54,13 @@ struct Backward {
   static constexpr int kOutQ = kChunkQk / (kColumnWaves * 16);
   // A wave that has all columns of its keys uses the P and dS it made from registers.
   static constexpr bool kDirect = kOtherWaves == 1;
+  static constexpr int kSharers = kOtherWaves; // waves that exchange what they make of their keys
   // Turned: operands of one query tile, made from copies that land in a stage of plain rows.
   static constexpr bool kTurned = Operands<U>::kTurned;
+  // See backward_beside.hpp.
+  static constexpr bool kBeside = !kAny && !U::kStaged && !U::kSplits && kStages == 2 && kChunkQk == kDqk &&
+                                  LaneCopies<Tile<E, kTileQ, kDqk>, kThreads>::kRegular &&
+                                  LaneCopies<Tile<E, kTileQ, kDv>, kThreads>::kRegular;
   template <int kRows, int kColumns>
   using In = typename Operands<U>::template In<kRows, kColumns>;
   using TileK = In<kTileK, kDqk>;
@@ -65,14 +73,14 @@ struct Backward {
   using OutK = Tile<E, kTileK, kChunkQk>;
   using OutV = Tile<E, kTileK, kChunkV>;
 
-  struct Shared {
+  struct Shared : std::conditional<kBeside, BesideNumbers, NoNumbers>::type {
     tsri_sequence sequence;
     tsri_mask_rule rule;
     Place place;
     RowSource q, dout; // of the current query head
     ScoreTerms terms;  // likewise
     int64_t stats;     // row of stats of the sequence's query 0, current head
-    int64_t sum_row[2]; // of query tiles whose dS waits for its product: row of dq_sum, and
+    int64_t sum_row[2]; // of query tiles whose dS waits for its product: row (or tile) of dq_sum, and
     int32_t sum_rows[2]; // how many of its queries are used
     int32_t begin, count; // query tiles that see the keys
   };
@@ -87,7 +95,8 @@ struct Backward {
   static constexpr uint32_t kS = kP + (kDirect ? 0 : TileP::kBytes);
   static constexpr uint32_t kCopyQ = kS + (kTurned ? 1 : 2) * TileP::kBytes;
   static constexpr uint32_t kCopyO = kCopyQ + (kTurned ? CopyQ::kBytes : 0);
-  static constexpr uint32_t kEnd = kCopyO + (kTurned ? CopyO::kBytes : 0);
+  static constexpr uint32_t kLanes = kCopyO + (kTurned ? CopyO::kBytes : 0); // see BesideSteps
+  static constexpr uint32_t kEnd = kLanes + (kBeside ? kThreads * 16 : 0);
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kK + max_of(OutK::kBytes, OutV::kBytes));
   static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
   static_assert(kFree >= 1 && kCon >= 1 && kOutK >= 1 && kOutV >= 1 && kFreeQ >= 1 && kOutQ >= 1,
@@ -108,6 +117,7 @@ struct Backward {
   static constexpr int kGroup =
       kCon % 2 == 0 && kFree * kCon * U::kElements > (kTurned ? 16 : 32) ? kCon / 2 : kCon;
   using Scores = typename U::Acc[kFree][kGroup];
+  using Steps = BesideSteps<Backward, U>;
 
   TSRI_DEVICE_MEMBER int wave() { return fresh_thread_index() / U::kWave; }
   TSRI_DEVICE_MEMBER int key_row() { return wave() / kOtherWaves * kFree * U::kFree; }
@@ -115,13 +125,13 @@ struct Backward {
 
   // acc[key][query] = X Y^T over kDepth steps, X of keys (free), Y of queries (con).
   // From query row `row` of the tile on.
-  template <int kDepth, class TX, class TY>
-  TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t x, uint32_t y, int row) {
+  template <int kDepth, class TX, class TY, class Beside = NothingBeside>
+  TSRI_DEVICE_MEMBER void multiply(Scores &acc, uint32_t x, uint32_t y, int row, const Beside &beside = Beside()) {
     const uint32_t x_offset = U::template free_offset<TX::kRowBytes>(x) + key_row() * TX::kRowBytes;
     const uint32_t y_offset =
         U::template con_offset<TY::kRowBytes>(y) + row * TY::kRowBytes;
     const typename U::Free none[kFree][1] = {};
-    score_product<U, TY, TX, kDepth, false, true>(acc, y_offset, x_offset, none);
+    score_product<U, TY, TX, kDepth, false, true>(acc, y_offset, x_offset, none, beside);
   }
 
   // Scores and dP become P (after dropout) and dS. kEdge: the interval rule cuts into the tile.
@@ -173,21 +183,23 @@ struct Backward {
   }
 
   // The same with P^T from registers: queries from `row` of the tile on.
-  template <int kOut, class TZ>
+  template <int kOut, class TZ, class Beside = NothingBeside>
   TSRI_DEVICE_MEMBER void accumulate_direct(typename U::Acc (&out)[kFree][kOut], const Scores &s,
-                                            uint32_t z, int row) {
+                                            uint32_t z, int row, const Beside &beside = Beside()) {
     constexpr int steps = U::kCon / U::kApplyStep;
     apply_product<U, TZ, kGroup * steps, false>(
         out, U::template z_offset<TZ::kRowBytes>(z + static_cast<uint32_t>(row * TZ::kRowBytes)),
         [&s](typename U::P(&a)[kFree], int step) {
           TSRI_UNROLL
           for (int f = 0; f < kFree; ++f) U::to_operand(a[f], s[f][step / steps], step % steps);
-        });
+        },
+        beside);
   }
 
   // out[key][column] += P^T Z, Z of queries.
-  template <int kOut, class TZ>
-  TSRI_DEVICE_MEMBER void accumulate(typename U::Acc (&out)[kFree][kOut], uint32_t p, uint32_t z) {
+  template <int kOut, class TZ, class Beside = NothingBeside>
+  TSRI_DEVICE_MEMBER void accumulate(typename U::Acc (&out)[kFree][kOut], uint32_t p, uint32_t z,
+                                     const Beside &beside = Beside()) {
     const uint32_t p_offset =
         U::template apply_offset<TileP::kRowBytes>(p) + key_row() * TileP::kRowBytes;
     const typename U::ZOffset z_offset =
@@ -197,7 +209,8 @@ struct Backward {
           TSRI_UNROLL
           for (int f = 0; f < kFree; ++f)
             U::template load_apply<TileP::kRowBytes>(a[f], p_offset, f * U::kFree, step);
-        });
+        },
+        beside);
   }
 
   // dq_sum += dS K for the tile's queries. rows: of queries that are used.
@@ -258,6 +271,10 @@ struct Backward {
     shared.dout = row_source<E>(args.call.a.dout, p.dout, shared.sequence.q, b, h, p.dim_v,
                                 args.call.vector & kVectorDout);
     shared.stats = stat_row(p, args.call.a, shared.sequence.q, b, h);
+    if constexpr (kBeside) {
+      const SumTiles tiles = sum_tiles(p, args.call.a, kTileQ, shared.sequence.q.slot_begin, b);
+      shared.sums = static_cast<int32_t>(tiles.first + h * tiles.head);
+    }
     if (kAny) shared.terms = score_terms(args.call, shared.sequence, b, h);
   }
 
@@ -350,6 +367,8 @@ struct Backward {
                      kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g,
                                   p.dim_v, args.call.vector & kVectorV),
                      key0);
+    if constexpr (kBeside)
+      if constexpr (Steps::kWalks) return Steps::walk(args, shared, g, key0, begin, end, dk, dv);
     load_queries(args, shared, 0, begin * kTileQ);
     copy_commit();
     if (thread_index() == 0) {
@@ -370,6 +389,7 @@ struct Backward {
       const int stage = kStages > 1 ? n % kStages : 0;
       if (thread_index() == 0) {
         shared.sum_row[n % 2] = shared.stats + i0;
+        if constexpr (kBeside) shared.sum_row[n % 2] = shared.sums + i0 / kTileQ;
         shared.sum_rows[n % 2] = static_cast<int32_t>(shared.rule.sq) - i0;
       }
       // The next tile may be of the next head. Its terms and its row of stats would replace this head's,
@@ -420,6 +440,7 @@ struct Backward {
   // dQ of a tile whose dS is complete in buffer `slot`.
   TSRI_DEVICE_MEMBER void make_queries(const Args &args, const Shared &shared, int slot, int chunk) {
     const uint32_t k_bytes = static_cast<uint32_t>(chunk * kChunkQk) * kSize;
+    if constexpr (kBeside) return Steps::add_sum(args, shared, slot);
     if (args.dq_sum && (kChunkQk == kDqk || chunk < args.dq_chunks))
       add_queries(args.dq_sum +
                       (chunk * query_rows(args.call.p, args.call.a) + shared.sum_row[slot]) * kChunkQk,

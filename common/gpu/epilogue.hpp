@@ -99,6 +99,22 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
       }
   sync_block();
   constexpr int total = T::kRows * T::kChunks;
+  if constexpr (!kAny && !U::kStaged && !U::kSplits && kThreads % T::kChunks == 0 && kThreads / T::kChunks % 8 == 0 &&
+                total % kThreads == 0) {
+    // A thread keeps its column and goes down by whole swizzle periods: both addresses move by constants.
+    constexpr int step = kThreads / T::kChunks;
+    const int r = thread_index() / T::kChunks, c = thread_index() % T::kChunks;
+    const int last = column + c * T::kPerChunk < columns ? rows - r : 0;
+    E *to = static_cast<E *>(data) + begin + r * layout.stride[2] + column + c * T::kPerChunk;
+    const uint32_t from = offset + T::at(r, c);
+    TSRI_UNROLL
+    for (int n = 0; n < total / kThreads; ++n) {
+      if (n * step < last)
+        *reinterpret_cast<Chunk *>(to) = shared_at<Chunk>(from + static_cast<uint32_t>(n * step * T::kRowBytes));
+      to += step * layout.stride[2];
+    }
+    return;
+  }
   TSRI_UNROLL
   for (int n = 0; n < ceil_div(total, kThreads); ++n) {
     const int i = n * kThreads + thread_index();

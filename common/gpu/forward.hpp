@@ -3,8 +3,8 @@
 // Forward: one block folds the keys that a tile of queries may see (Dao 2023, "FlashAttention-2",
 // algorithm 1). Each wave owns kFree x U::kFree queries and all columns of its chunk of Dv; scores and
 // probabilities live in registers. Key tiles come through kStages buffers: with two, the copies of the
-// next tile run under the products of this one and there is one barrier per tile; with one, K and V
-// take turns (less shared memory, three barriers).
+// next tile run under the products of this one and there is one barrier per tile; with one, V arrives under the
+// scores and the next K under the rest (less shared memory, two barriers).
 //
 // kAny false: interval masks on aligned tensors, no row maxima, scores stay raw (unit = scale log2 e is folded into
 // the exponent). kAny true: every score step of score.hpp, any strides; scores are natural.
@@ -23,6 +23,16 @@
 
 namespace tessera {
 namespace gpu {
+
+// Lanes that hold the same rows side by side; 0: of units that do not say.
+template <class U, class = void>
+struct RowLanes {
+  static constexpr int value = 0;
+};
+template <class U>
+struct RowLanes<U, decltype(static_cast<void>(U::kRowLanes))> {
+  static constexpr int value = U::kRowLanes;
+};
 
 template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
           bool kPaged = true>
@@ -67,7 +77,16 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  static constexpr uint32_t kEnd = kCopyV + (kTurned ? CopyV::kBytes : 0);
+  // Wide rows of few warps: every thread keeps where its copies begin, which leaves little to do for a tile.
+  using CopiesK = LaneCopies<Tile<E, kTileK, kDqk>, kThreads>;
+  using CopiesV = LaneCopies<Tile<E, kTileK, kDv>, kThreads>;
+  static constexpr bool kFromLanes = !kAny && !kPaged && !U::kStaged && !U::kSplits && kDqk + kDv >= 512 &&
+                                     kFree == 1 && CopiesK::kRegular && CopiesV::kRegular;
+  struct alignas(16) Lane {
+    const unsigned char *k, *v;
+  };
+  static constexpr uint32_t kLanes = kCopyV + (kTurned ? CopyV::kBytes : 0);
+  static constexpr uint32_t kEnd = kLanes + (kFromLanes ? kThreads * 16 : 0);
   // O leaves through shared memory, in two parts where that makes room for another block.
   static constexpr int kParts =
       U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
@@ -200,7 +219,53 @@ struct Forward {
     }
   }
 
+  // The same without lanes that meet while m stays: one that has seen no score beyond the slack needs no maximum of
+  // its row. Rows decide as fold_scores has them decide.
+  TSRI_DEVICE_MEMBER void fold_seldom(State &state, Scores &s, float unit) {
+    float most[kSlots];
+    int moves = 0;
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      float chain[2] = {-infinity(), -infinity()};
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) chain[e & 1] = larger_of(chain[e & 1], s[r / U::kRows][c].x[e]);
+      most[r] = larger_of(chain[0], chain[1]);
+      moves |= Softmax::lazy_max(unit, state.m[r], most[r], kSlack) != state.m[r];
+    }
+    if (any_lane(moves != 0)) {
+      float alpha[kSlots];
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const float m = Softmax::lazy_max(unit, state.m[r], U::max_con(most[r]), kSlack);
+        alpha[r] =
+            m == state.m[r] ? 1.0f : Softmax::prob_ready(unit, state.m[r], Softmax::ready_reference(unit, m));
+        state.m[r] = m;
+        state.l[r] = Softmax::new_sum(state.l[r], alpha[r], 0.0f);
+      }
+      rescale(state, alpha);
+    }
+    TSRI_UNROLL
+    for (int r = 0; r < kSlots; ++r) {
+      const float minus_ready = -Softmax::ready_reference(unit, state.m[r]);
+      float sum[2] = {0.0f, 0.0f};
+      TSRI_UNROLL
+      for (int c = 0; c < kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; ++e)
+          if (U::slot(e) == r % U::kRows) {
+            float &x = s[r / U::kRows][c].x[e];
+            x = Softmax::prob_negated(unit, x, minus_ready);
+            sum[e & 1] += x;
+          }
+      state.l[r] += sum[0] + sum[1];
+    }
+  }
+
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
+    if constexpr (kFromLanes) return fold_seldom(state, s, unit);
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
     if (seldom(any_lane(moved))) rescale(state, alpha);
@@ -243,11 +308,23 @@ struct Forward {
     }
   }
 
+  TSRI_DEVICE_MEMBER Lane &lane_at() {
+    return shared_at<Lane>(kLanes + static_cast<uint32_t>(thread_index()) * 16);
+  }
+  template <class Copies>
+  TSRI_DEVICE_MEMBER void load_lane(uint32_t tile, const unsigned char *lane, const RowSource &s, int32_t key0,
+                                    int column) {
+    Copies copies = Copies::start(tile, lane + int64_t{key0} * s.row_bytes, s.row_bytes, s.length - key0,
+                                  s.columns - column, thread_index());
+    Copies::issue(copies, 0, 1);
+  }
   // Start loading a tile of keys, or of values from `column` on, into a stage.
   TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
+    if constexpr (kFromLanes) return load_lane<CopiesK>(kK + stage * TileK::kBytes, lane_at().k, k, key0, 0);
     load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
   }
   TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
+    if constexpr (kFromLanes) return load_lane<CopiesV>(kV + stage * TileV::kBytes, lane_at().v, v, key0, column);
     load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
                                                 column);
   }
@@ -298,21 +375,17 @@ struct Forward {
       const int32_t next = KeyTiles::at(tiles, n_tile + 1) * kTileK;
       const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n_tile % kStages : 0);
       const uint32_t k_tile = kK + stage * TileK::kBytes, v_tile = kV + stage * TileV::kBytes;
+      const bool ends = n_tile + 1 >= tiles.count;
+      if (!kTurned) copy_wait<0>();
+      sync_block(); // K is there (of two stages V too), everybody is done with the tile before
       if (kStages == 1) {
         load_values(v, key0, column, 0);
-        copy_commit();
-        copy_wait<1>();
-        sync_block();
-      } else {
-        if (!kTurned) copy_wait<0>();
-        sync_block();
-        if (!kTurned && n_tile + 1 < tiles.count) {
-          const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
-          load_keys(k, next, other);
-          load_values(v, next, column, other);
-        }
-        copy_commit();
+      } else if (!kTurned && !ends) {
+        const uint32_t other = static_cast<uint32_t>((n_tile + 1) % kStages);
+        load_keys(k, next, other);
+        load_values(v, next, column, other);
       }
+      copy_commit();
       if (kKeepQ && n_tile == 0) {
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
@@ -333,22 +406,18 @@ struct Forward {
           mask_scores(s, prefix, key0);
       }
       if constexpr (kTurned)
-        if (n_tile + 1 < tiles.count) turn_keys(shared, tiles, n_tile + 1, column);
+        if (!ends) turn_keys(shared, tiles, n_tile + 1, column);
       if (kStages == 1) {
-        sync_block(); // K has been read by all
-        if (n_tile + 1 < tiles.count) load_keys(k, next, 0);
+        copy_wait<0>();
+        sync_block(); // V is there, K has been read by all
+        if (!ends) load_keys(k, next, 0);
         copy_commit();
       }
-      if (tile_class != TSRI_TILE_SKIP) fold(state, s, unit);
-      if (kStages == 1) {
-        copy_wait<1>();
-        sync_block();
-      }
       if (tile_class != TSRI_TILE_SKIP) {
+        fold(state, s, unit);
         if (kAny && terms.drops) drop(s, terms, wave_i0, key0);
         multiply_values(state, s, v_tile, !kTurned || shared.odd[n_tile % 2] == n_tile);
       }
-      if (kStages == 1) sync_block(); // V has been read by all
     }
   }
 
@@ -410,6 +479,9 @@ struct Forward {
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
 
+    if constexpr (kFromLanes)
+      lane_at() = Lane{CopiesK::source(shared.k, 0, 0, thread_index()),
+                       CopiesV::source(shared.v, 0, column, thread_index())};
     if constexpr (U::kStaged) {
       if (tiles.count > 0)
         StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
@@ -440,8 +512,12 @@ struct Forward {
   // natural: times m is natural.
   TSRI_DEVICE_MEMBER RowEnd end_row_in(const Call &call, int64_t h, float m, float lane_sum, float natural,
                                        float unit, bool used) {
+    return end_row_of(call, h, m, U::sum_con(lane_sum), natural, unit, used);
+  }
+  // l: the whole row's.
+  TSRI_DEVICE_MEMBER RowEnd end_row_of(const Call &call, int64_t h, float m, float l, float natural, float unit,
+                                       bool used) {
     const tsr_problem &p = call.p;
-    float l = U::sum_con(lane_sum);
     // A maximum without a finite power of two leaves nothing to measure scores from: NaN, as after +inf.
     if (!kAny && m != -infinity() && m * unit - m * unit != 0.0f) l = infinity() - infinity();
     RowEnd end = {Softmax::inverse_sum(l), 0.0f, max_logit_of(m, l) * natural,
@@ -474,14 +550,43 @@ struct Forward {
     const tsr_problem &p = call.p;
     const tsri_span &span = shared_at<Shared>(0).sequence.q;
     const int32_t rows = static_cast<int32_t>(span.slot_len) - row0;
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+    constexpr int row_lanes = RowLanes<U>::value;
+    if constexpr (!kAny && !U::kSplits && row_lanes >= kSlots) { // each lane of a row ends one of their rows
+      const int lane = U::lane(), mine = lane % row_lanes % kSlots;
+      float m = state.m[0], l = U::sum_con(state.l[0]);
+      int row = U::free_of(0);
+      TSRI_UNROLL
+      for (int r = 1; r < kSlots; ++r) {
+        const float other = U::sum_con(state.l[r]);
+        if (r == mine) {
+          m = state.m[r];
+          l = other;
+          row = r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+        }
+      }
+      row += wave_row();
       const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
-      const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
-      scale_row(state, r, end);
-      if (column == 0 && row < rows && U::leads_row())
+      const RowEnd end = end_row_of(call, h, m, l, kAny ? 1.0f : p.scale, unit, used);
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const int owner = lane - lane % row_lanes + r;
+        RowEnd its = end;
+        its.factor = shuffle(end.factor, owner);
+        its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
+        scale_row(state, r, its);
+      }
+      if (column == 0 && row < rows && lane % row_lanes < kSlots)
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
+    } else {
+      TSRI_UNROLL
+      for (int r = 0; r < kSlots; ++r) {
+        const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
+        const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
+        const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
+        scale_row(state, r, end);
+        if (column == 0 && row < rows && U::leads_row())
+          store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
+      }
     }
     const auto store = [&](const auto &out, int first) {
       store_outputs<U, PartO, kThreads, kFree, kOut / kParts, kAny>(

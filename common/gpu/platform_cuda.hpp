@@ -156,6 +156,15 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   atomicAdd(x + 1, hi);
 #endif
 }
+// Four neighbours, the first at a multiple of 16 bytes.
+TSRI_DEVICE void atomic_add_four(float *x, const float *v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(x), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+#else
+  for (int i = 0; i < 4; ++i) atomicAdd(x + i, v[i]);
+#endif
+}
 // The same at `bytes` behind a base that all lanes of a wave share and 32 bits that are a lane's.
 TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
   atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);

@@ -135,6 +135,9 @@ TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
   x[0] += lo;
   x[1] += hi;
 }
+TSRI_DEVICE void atomic_add_four(float *x, const float *v) {
+  for (int i = 0; i < 4; ++i) atomic_add(x + i, v[i]);
+}
 // The same at `bytes` behind a base that all lanes of a wave share and 32 bits that are a lane's.
 TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
   atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);

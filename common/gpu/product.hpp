@@ -121,15 +121,21 @@ TSRI_DEVICE void end_part(typename U::Acc (&parts)[kFree][kCon], typename U::Acc
       x = last ? sum : 0.0f;
     }
 }
+// Nothing beside the products of step n.
+struct NothingBeside {
+  TSRI_HOST_DEVICE void operator()(int) const {}
+};
 
 // acc[free][con] = Y X^T over kDepth steps. TX, TY: tiles of the con and free operands, whose offsets
 // are those of the wave's first row. kKeep: the free operands are in registers already.
-// kTransposed: free is key and con is query.
+// kTransposed: free is key and con is query. beside(n): what passes beside the products of step n of kDepth x kCon,
+// of units that do not split.
 template <class U, class TX, class TY, int kDepth, bool kKeep, bool kTransposed = false, int kFree,
-          int kCon>
+          int kCon, class Beside = NothingBeside>
 TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_offset,
                                uint32_t y_offset,
-                               const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1]) {
+                               const typename U::Free (&kept)[kFree][kKeep ? kDepth : 1],
+                               const Beside &beside = Beside()) {
   if constexpr (U::kSplits) {
     score_product_split<U, TX, TY, kDepth, kTransposed>(acc, x_offset, y_offset);
     return;
@@ -165,6 +171,7 @@ TSRI_DEVICE void score_product(typename U::Acc (&acc)[kFree][kCon], uint32_t x_o
         U::score(acc[f][c], x[n % 2], kKeep ? kept[f][kKeep ? t : 0] : y[t % 2][f]);
       if constexpr (kDepth > kPart)
         if (t % kPart == kPart - 1 || t == kDepth - 1) end_part<U>(parts, acc, c, t == kDepth - 1);
+      beside(n);
     }
   settle<U>(acc);
 }
@@ -283,10 +290,11 @@ TSRI_DEVICE void apply_product_summed(typename U::Acc (&out)[kFree][kOut], typen
 }
 
 // out[free][column] += P Z over kSteps steps. load(p, step) gives the free operands of a step; kAhead:
-// it reads shared memory and is called one step before its turn.
-template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load>
+// it reads shared memory and is called one step before its turn. beside: as above, of kSteps x kOut.
+template <class U, class TZ, int kSteps, bool kAhead, int kFree, int kOut, class Load,
+          class Beside = NothingBeside>
 TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::ZOffset z_offset,
-                               const Load &load) {
+                               const Load &load, const Beside &beside = Beside()) {
   if constexpr (U::kSplits) {
     if constexpr (kAhead)
       apply_steps_split<U, TZ, kSteps>(out, z_offset, load);
@@ -313,6 +321,7 @@ TSRI_DEVICE void apply_product(typename U::Acc (&out)[kFree][kOut], typename U::
         load(p[kAhead ? (s + 1) % 2 : s % 2], kAhead ? s + 1 : s);
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) U::apply(out[f][o], z[n % 2], p[s % 2][f]);
+      beside(n);
     }
   settle<U>(out);
 }

@@ -214,6 +214,41 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
   }
 }
 
+// Copies of a tile of rows that follow each other in memory, one at a time, so that they can pass among products:
+// a thread keeps where its first chunk of some tile is, and nothing else of the source is needed.
+template <class T, int kThreads>
+struct LaneCopies {
+  static constexpr int kStep = kThreads / max_of(T::kChunks, 1); // rows between two copies of a thread
+  static constexpr bool kRegular = kThreads % T::kChunks == 0 && kStep % 4 == 0 && T::kRows % max_of(kStep, 1) == 0;
+  static constexpr int kCount = T::kRows / max_of(kStep, 1); // of a thread
+  uint32_t to;
+  const unsigned char *from;
+  int64_t row_bytes;
+  int rows; // from the thread's first on, that the source has
+
+  // The thread's first chunk of a tile that begins with row `first` of the used part and column `column`.
+  TSRI_DEVICE_MEMBER const unsigned char *source(const RowSource &s, int first, int column, int thread) {
+    return s.base + (s.first + first + thread / T::kChunks) * s.row_bytes +
+           (column / T::kPerChunk + thread % T::kChunks) * 16;
+  }
+  // rows, columns: that the source has from the tile's first on; more become zeros.
+  TSRI_DEVICE_MEMBER LaneCopies start(uint32_t tile, const unsigned char *from, int64_t row_bytes, int rows,
+                                      int columns, int thread) {
+    const int r = thread / T::kChunks, c = thread % T::kChunks;
+    return LaneCopies{tile + T::at(r, c), from, row_bytes, c * T::kPerChunk < columns ? rows - r : 0};
+  }
+  // Copies [kCount * part / parts, kCount * (part + 1) / parts), in the order of parts.
+  TSRI_DEVICE_MEMBER void issue(LaneCopies &c, int part, int parts) {
+    TSRI_UNROLL
+    for (int n = kCount * part / parts; n < kCount * (part + 1) / parts; ++n) {
+      // Half a swizzle period further the chunk is another one.
+      const uint32_t at = kStep % 8 != 0 && n % 2 != 0 ? c.to ^ 64u : c.to;
+      copy_async(at + static_cast<uint32_t>(n * kStep * T::kRowBytes), c.from, n * kStep < c.rows);
+      c.from += kStep * c.row_bytes;
+    }
+  }
+};
+
 // Starts loading rows first .. first + T::kRows - 1 (of the used part) and columns from `column` (a
 // multiple of a chunk) on into the tile at `offset`. Done after the copies are waited for and a
 // barrier. kAny false: the source allows 16-byte copies. kPaged false: it has no pages; then there is no

@@ -48,6 +48,7 @@ struct MmaSyncLayout {
   TSRI_DEVICE_MEMBER int con_owner(int j) { return (lane() & ~3) | j % 8 / 2; }
   TSRI_DEVICE_MEMBER int con_rest(int j) { return j / 8 * 8 + j % 2; }
   TSRI_DEVICE_MEMBER bool leads_row() { return lane() % 4 == 0; }
+  static constexpr int kRowLanes = 4; // neighbours, that hold the same free indices
 
   TSRI_DEVICE_MEMBER float max_con(float v) {
     v = larger_of(v, shuffle_xor(v, 1));

@@ -185,7 +185,7 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   cut->dq_columns = row.backward.chunk_qk;
   cut->dq_chunks = static_cast<int32_t>(ceil_div(p.dim_qk, cut->dq_columns));
   cut->dq_floats = tsri_mul_sat(cut->rows, int64_t{cut->dq_chunks} * cut->dq_columns);
-  if (row.engine.box_q) { // whole tiles, see sum_tiles() in gradient.hpp; also beyond the last column
+  if (row.engine.part_q) { // whole tiles, see sum_tiles() in gradient.hpp; also beyond the last column
     const int64_t tiles = packed_q ? p.total_q / row.tile_q + p.batch
                                    : tsri_mul_sat(p.batch, ceil_div(p.seq_q, row.tile_q));
     const int64_t sums = tsri_mul_sat(p.heads_q, tiles);
@@ -248,11 +248,11 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   own.bias_tiles_q = cut.bias_tiles_q;
   own.bias_tiles_k = cut.bias_tiles_k;
   own.dq_floats = cut.sums ? cut.dq_floats : 0;
-  if (plan.row->engine.box_q) {
+  if (plan.row->engine.part_q) {
     own.dq_tile_q = plan.row->tile_q;
     own.dq_part_q = plan.row->engine.part_q;
-    if (!steps.map_tensors()) return false;
   }
+  if (plan.row->engine.box_q && !steps.map_tensors()) return false;
   return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
          steps.launch_pass(kEntryStats, cut.stats) &&
          steps.launch_pass(keys_entry(*plan.row, cut), cut.keys) &&

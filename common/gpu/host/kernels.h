@@ -45,13 +45,13 @@ struct BackwardTiles {
   int32_t query_chunk;          // kEntryDq: columns of dQ per block
 };
 
-// Of a row of the copy engine; box_q 0: it is none.
+// Of a row of the copy engine; box_q 0: it is none, and of what follows only part_q may count.
 struct EngineShape {
   int32_t items;  // query tiles that a block takes at most; 0: one, blocks do not stay
   int32_t blocks; // of a multiprocessor
   int32_t box_q;  // rows of queries that are copied at a time; of keys it is tile_k, in backward box_q
   int32_t scores; // 1: score steps and dropout too
-  int32_t part_q; // backward: queries of a tile that one warpgroup makes dQ of
+  int32_t part_q; // backward: queries of a part of a tile of dQ's sums; 0: they are rows, or there are none
 };
 
 struct Row {
