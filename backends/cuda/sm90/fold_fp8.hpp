@@ -4,7 +4,7 @@
 // and a row's factor to base two differs from tile to tile with the scale of its keys, so maxima are kept in base two.
 //
 // P is 2^6 times as large as usual: E4M3 has its numbers between 2^-9 and 448, so a maximum may lag behind by 2^2.75.
-// 2^8 and 2^0.75 would round small P less (errors of O 2 to 4 % lower), but maxima then move in every third tile.
+// 2^8 and 2^0.75 would round small P less (errors of O 1 to 4 % lower), but maxima then move in every third tile.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FOLD_FP8_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FOLD_FP8_HPP_
 
