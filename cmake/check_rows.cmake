@@ -3,7 +3,8 @@
 # Prints what ptxas reported of every kernel row (see run_nvcc.cmake) and fails where a kernel keeps
 # anything in local memory: a spill, or a stack frame, costs more than any tuning of the row brings. Fails too
 # where asynchronous products were put in a row or registers not handed on (warnings C75xx), and if a source has
-# no report, or a report no kernel: then nothing was checked.
+# no report, or a report no kernel: then nothing was checked. Rows of 9.0 that take the copy engine have to multiply
+# by warpgroup products of their elements' width, 8 bits or 16.
 #   cmake -DREPORTS=<folder> -DSOURCES=<file>;... [-DBINARY=<file>] -P check_rows.cmake
 cmake_minimum_required(VERSION 3.25)
 
@@ -26,6 +27,7 @@ foreach(source IN LISTS SOURCES)
   set(seconds 0)
   set(kernel "")
   set(found 0)
+  set(products "none")
   foreach(line IN LISTS lines)
     # Products of a warpgroup that wait for one another, registers that are not handed on.
     if(line MATCHES "[(]C75[0-9][0-9][)]" OR line MATCHES "setmaxnreg")
@@ -34,6 +36,10 @@ foreach(source IN LISTS SOURCES)
     if(line MATCHES "^seconds ([0-9]+)$")
       set(seconds ${CMAKE_MATCH_1})
       math(EXPR total "${total} + ${seconds}")
+    elseif(line MATCHES "^products ([0-9]+) ([0-9]+)$")
+      set(products "${CMAKE_MATCH_1} of 16 bits, ${CMAKE_MATCH_2} of 8")
+      set(products_16 ${CMAKE_MATCH_1})
+      set(products_8 ${CMAKE_MATCH_2})
     elseif(line MATCHES "Compiling entry function '([^']+)' for '([^']+)'")
       set(kernel "${CMAKE_MATCH_1}, ${CMAKE_MATCH_2}")
       set(stack 0)
@@ -54,6 +60,15 @@ foreach(source IN LISTS SOURCES)
       set(kernel "")
     endif()
   endforeach()
+  if(name MATCHES "__sm90_")
+    if(products STREQUAL "none")
+      fail("${name}: nobody counted its products")
+    elseif((name MATCHES "_e4m3_" AND products_8 LESS 2) OR (NOT name MATCHES "_e4m3_" AND products_16 LESS 2))
+      fail("${name}: products of warpgroups: ${products}")
+    else()
+      message("${name}: products of warpgroups: ${products}")
+    endif()
+  endif()
   if(found EQUAL 0)
     fail("${name}: its report names no kernel")
   endif()

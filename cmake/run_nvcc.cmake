@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Compiler launcher of CUDA sources: runs nvcc, keeps what ptxas says of every kernel in
-# <REPORTS>/<object's name>.txt together with the seconds it took, and shows only the rest.
+# <REPORTS>/<object's name>.txt together with the seconds it took, and shows only the rest. Of code for 9.0a alone
+# also how many products of warpgroups its instructions are.
 #   cmake -DREPORTS=<folder> -P run_nvcc.cmake -- nvcc <argument>...
 cmake_minimum_required(VERSION 3.25)
+include("${CMAKE_CURRENT_LIST_DIR}/count_products.cmake")
 
 set(command "")
 set(object "")
@@ -23,6 +25,13 @@ foreach(i RANGE ${last})
   endif()
 endforeach()
 
+get_filename_component(name "${object}" NAME)
+set(kept "")
+if(object MATCHES "[.]o$" AND "${command}" MATCHES "code=sm_90a")
+  set(kept "${REPORTS}/${name}.kept")
+  file(MAKE_DIRECTORY "${kept}")
+  list(APPEND command --keep --keep-dir "${kept}")
+endif()
 string(TIMESTAMP start "%s")
 execute_process(COMMAND ${command} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
 string(TIMESTAMP end "%s")
@@ -36,8 +45,16 @@ endif()
 if(NOT status STREQUAL "0")
   message(FATAL_ERROR "nvcc: ${status}")
 endif()
+set(products "")
+if(kept)
+  file(GLOB cubins "${kept}/*.cubin")
+  foreach(cubin IN LISTS cubins)
+    count_products(counts "${cubin}")
+    string(APPEND products "products ${counts}\n")
+  endforeach()
+  file(REMOVE_RECURSE "${kept}")
+endif()
 if(object MATCHES "[.]o$")
-  get_filename_component(name "${object}" NAME)
   string(REGEX REPLACE "[.]o$" "" name "${name}")
-  file(WRITE "${REPORTS}/${name}.txt" "seconds ${seconds}\n${all}")
+  file(WRITE "${REPORTS}/${name}.txt" "seconds ${seconds}\n${products}${all}")
 endif()

@@ -3,12 +3,13 @@
 // The recurrence on scores of 8-bit elements: a tile of them becomes probabilities of 8 bits. Scores are raw products,
 // and a row's factor to base two differs from tile to tile with the scale of its keys, so maxima are kept in base two.
 //
-// P is 2^8 times as large as usual, because E4M3 has its numbers between 2^-9 and 448, so a maximum may lag behind by
-// 2^0.75, no more.
+// P is 2^6 times as large as usual: E4M3 has its numbers between 2^-9 and 448, so a maximum may lag behind by 2^2.75.
+// 2^8 and 2^0.75 would round small P less (errors of O 1 to 4 % lower), but maxima then move in every third tile.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FOLD_FP8_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FOLD_FP8_HPP_
 
 #include "backends/cuda/sm90/instructions_fp8.hpp"
+#include "backends/cuda/sm90/maxima.hpp"
 #include "common/gpu/row_policy.hpp"
 
 namespace tessera {
@@ -18,9 +19,8 @@ template <class U, class Rows> // a Forward, whose rows and tiles these are
 struct FoldFp8 {
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
-  static constexpr int kSteps = Rows::kTileK / 32; // of 32 keys
-  static constexpr float kShift = 8.0f;  // of P, in powers of two,
-  static constexpr float kSlack = 0.75f; // and how far it may be above that: 2^8.75 < 448
+  static constexpr float kShift = 6.0f;  // of P, in powers of two,
+  static constexpr float kSlack = 2.75f; // and how far it may be above that: 2^8.75 < 448
 
   // What scores of a row with maximum m, in base two, are measured from. Where they are so large that taking kShift
   // off is lost in rounding, P does without.
@@ -42,78 +42,61 @@ struct FoldFp8 {
     unit[0] = unit[1] = 1.0f;
   }
 
-  // The largest score of each row. kAboveZero: not below 0, as integers, of which an instruction compares three.
-  template <bool kAboveZero>
-  TSRI_DEVICE_MEMBER void find_largest(float (&largest)[2], const Scores &s) {
-    TSRI_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      int32_t bits[2] = {0, 0};
-      float most[2] = {-infinity(), -infinity()};
-      TSRI_UNROLL
-      for (int c = 0; c < Rows::kCon; ++c)
-        TSRI_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const float x = s[0][c].x[4 * half + 2 * r], y = s[0][c].x[4 * half + 2 * r + 1];
-          if (kAboveZero) {
-            const int32_t i = static_cast<int32_t>(float_bits(x)), j = static_cast<int32_t>(float_bits(y));
-            bits[half] = larger(larger(bits[half], i), j);
-          } else {
-            most[half] = larger_of(larger_of(most[half], x), y);
-          }
-        }
-      largest[r] = U::max_con(kAboveZero ? bits_float(static_cast<uint32_t>(larger(bits[0], bits[1])))
-                                         : larger_of(most[0], most[1]));
-    }
+  // The maximum so far of slot r's row, in base two. It lies in shared memory, at `maxima` + 4 bytes a row: most tiles
+  // do without it.
+  TSRI_DEVICE_MEMBER float &max_of(uint32_t maxima, int r) {
+    return shared_at<float>(maxima + static_cast<uint32_t>(Rows::wave_row() + U::free_of(r)) * 4);
+  }
+  TSRI_DEVICE_MEMBER void start(uint32_t maxima, float (&minus_ready)[2]) {
+    sync_wave();
+    if (U::leads_row()) max_of(maxima, 0) = max_of(maxima, 1) = Softmax::start_max();
+    minus_ready[0] = minus_ready[1] = 0.0f;
+    sync_wave();
   }
 
-  // As Forward::fold_scores, with a factor for each row, and m in base two, beside which scores of tiles with
-  // other scales stand.
-  TSRI_DEVICE_MEMBER void find_maxima(State &state, Scores &s, float (&unit)[2]) {
-    float largest[2], alpha[2];
-    find_largest<true>(largest, s);
-    bool moved = false;
+  // Moves maxima where a score of the warp asks for it; minus_ready: less what scores are measured from; alpha: the
+  // factors on what was added up before. False: nothing has moved, and alpha is not set. A row without a sum so far
+  // counts as one that moves: it may have seen nothing yet.
+  TSRI_DEVICE_MEMBER bool move(State &state, float (&minus_ready)[2], Scores &s, float (&unit)[2], float (&alpha)[2],
+                               uint32_t maxima) {
+    bool moved = !(unit[0] > 0.0f) || !(unit[1] > 0.0f);
+    matrix_pin(s[0]); // see Maxima::fold
     TSRI_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      moved = moved || !(unit[r] > 0.0f) ||
-              Softmax::lazy_max(1.0f, state.m[r], largest[r] * unit[r], kSlack) != state.m[r];
-      alpha[r] = 1.0f;
-    }
-    if (!any_lane(moved)) return;
+    for (int r = 0; r < 2; ++r)
+      moved = moved || !(state.l[r] > 0.0f) ||
+              !(multiply_add(Maxima<U, Rows>::above_zero(s, r), unit[r], minus_ready[r]) <= kShift + kSlack);
+    if (!any_lane(moved)) return false;
+    matrix_pin(s[0]);
     settle_units(s, unit);
-    find_largest<false>(largest, s);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float m = Softmax::lazy_max(1.0f, state.m[r], largest[r] * unit[r], kSlack);
-      if (m != state.m[r]) alpha[r] = Softmax::prob_ready(1.0f, state.m[r], Softmax::reference(m));
-      state.m[r] = m;
+      const float before = max_of(maxima, r);
+      const float m = Softmax::lazy_max(1.0f, before, Maxima<U, Rows>::largest(s, r) * unit[r], kSlack);
+      alpha[r] = m != before ? Softmax::prob_ready(1.0f, before, Softmax::reference(m)) : 1.0f;
+      sync_wave();
+      if (U::leads_row()) max_of(maxima, r) = m;
       state.l[r] = Softmax::rescale(state.l[r], alpha[r]);
+      minus_ready[r] = -reference_of(m);
     }
-    Rows::rescale(state, alpha);
+    sync_wave();
+    return true;
   }
-  TSRI_DEVICE_MEMBER void exponentiate(State &state, Scores &s, const float (&unit)[2]) {
-    const float ready[2] = {reference_of(state.m[0]), reference_of(state.m[1])};
-    float sum[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+
+  // Scores of 32 keys, the c-th, to probabilities; added up in l and `more`.
+  TSRI_DEVICE_MEMBER void exponentiate(uint32_t (&p)[4], Scores &s, int c, const float (&unit)[2],
+                                       const float (&minus_ready)[2], float (&l)[2], float (&more)[2]) {
     TSRI_UNROLL
-    for (int c = 0; c < Rows::kCon; ++c)
+    for (int half = 0; half < 2; ++half) { // 16 keys
+      float(&x)[8] = s[0][2 * c + half].x;
       TSRI_UNROLL
       for (int e = 0; e < 8; ++e) {
         const int r = U::slot(e);
-        float &x = s[0][c].x[e];
-        x = Softmax::prob_ready(unit[r], x, ready[r]);
-        sum[r][e & 1] += x;
+        x[e] = Softmax::prob_negated(unit[r], x[e], minus_ready[r]);
+        (e & 1 ? more : l)[r] += x[e];
       }
-    TSRI_UNROLL
-    for (int r = 0; r < 2; ++r) state.l[r] += sum[r][0] + sum[r][1];
-  }
-  TSRI_DEVICE_MEMBER void pack(uint32_t (&p)[kSteps][4], const Scores &s) {
-    TSRI_UNROLL
-    for (int c = 0; c < kSteps; ++c)
-      TSRI_UNROLL
-      for (int half = 0; half < 2; ++half) { // 16 keys
-        const float(&x)[8] = s[0][2 * c + half].x;
-        p[c][2 * half] = pack_e4m3(x[0], x[1], x[4], x[5]);
-        p[c][2 * half + 1] = pack_e4m3(x[2], x[3], x[6], x[7]);
-      }
+      p[2 * half] = pack_e4m3(x[0], x[1], x[4], x[5]);
+      p[2 * half + 1] = pack_e4m3(x[2], x[3], x[6], x[7]);
+    }
   }
 };
 

@@ -17,6 +17,7 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/maxima.hpp"
 #include "backends/cuda/sm90/own_loads.hpp"
 #include "backends/cuda/sm90/pages.hpp"
 #include "backends/cuda/sm90/scores.hpp"
@@ -160,21 +161,16 @@ struct EngineForward {
   }
 
   // What a warpgroup does with a buffer that it has read.
-  TSRI_DEVICE_MEMBER void leave_keys(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
+  template <bool kValues>
+  TSRI_DEVICE_MEMBER void leave(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
     if constexpr (kLoadsItself)
-      Own::ask_for_keys(args, asked, slot);
+      Own::template ask<kValues>(args, asked, slot, thread);
     else
-      release(kEmptyK + 8 * slot, thread);
-  }
-  TSRI_DEVICE_MEMBER void leave_values(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
-    if constexpr (kLoadsItself)
-      Own::ask_for_values(args, asked, slot);
-    else
-      release(kEmptyV + 8 * slot, thread);
+      release((kValues ? kEmptyV : kEmptyK) + 8 * slot, thread);
   }
   TSRI_DEVICE_MEMBER void leave_queries(const Args &args, int i, int thread) {
     if constexpr (kLoadsItself)
-      Own::ask_for_queries(args, i + kStagesQ);
+      Own::ask_for_queries(args, i + kStagesQ, thread);
     else
       release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
   }
@@ -291,15 +287,16 @@ struct EngineForward {
     int i = 0;
     int32_t left = item_at(0).tiles.count;
     typename Own::Asked asked;
-    if constexpr (kLoadsItself) Own::ask_first(args, asked);
+    if constexpr (kLoadsItself) Own::ask_first(args, asked, thread);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
+    if constexpr (kLoadsItself) Own::next(asked);
     start_state(state);
     FullTiles full = start_rows(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
-    leave_keys(args, asked, 0, thread);
+    leave<false>(args, asked, 0, thread);
     if (left == 1) leave_queries(args, 0, thread);
     typename Steps::Ahead ahead;
     if constexpr (kScores) Steps::forget(ahead);
@@ -321,18 +318,19 @@ struct EngineForward {
       multiply_keys(s, i, t, group);
       multiply_values(state, p, i - fresh, fresh, t - 1, group);
       pass_turn(group);
+      if constexpr (kLoadsItself) Own::next(asked); // beside products
       if constexpr (kScores) ahead.ready = false;
       if constexpr (kScores)
         if (!fresh)
           Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), whole(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
-      leave_keys(args, asked, slot_of<kStages>(t), thread);
+      leave<false>(args, asked, slot_of<kStages>(t), thread);
       if (left == 1) leave_queries(args, i, thread);
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
-        leave_values(args, asked, slot_of<kStages>(t - 1), thread);
+        leave<true>(args, asked, slot_of<kStages>(t - 1), thread);
         finish(args, state, item_at(i - 1), unit);
         if constexpr (kScores) Steps::forget(ahead);
         start_state(state);
@@ -342,7 +340,7 @@ struct EngineForward {
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      if (!fresh) leave_values(args, asked, slot_of<kStages>(t - 1), thread);
+      if (!fresh) leave<true>(args, asked, slot_of<kStages>(t - 1), thread);
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
@@ -372,6 +370,7 @@ struct EngineForward {
       Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
                     whole(full, left));
     if (left > full.from || left <= full.to) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
+    if constexpr (!kScores) return Maxima<U, Rows>::fold(state, s, unit, alpha);
     const bool moved = Rows::fold_scores(state, s, unit, alpha);
     if constexpr (kScores)
       if (call.p.dropout > 0)
@@ -382,6 +381,7 @@ struct EngineForward {
 
   // The bands of the warp's rows go to shared memory, for masks.
   TSRI_DEVICE_MEMBER FullTiles start_rows(const WorkItem &item) {
+    if (!kScores && item.whole) return FullTiles{INT32_MAX, 0};
     const int first = Rows::wave_row(), row = first + thread_index() % 32;
     sync_wave(); // the last piece's are no longer read
     if (thread_index() % 32 < 16)
@@ -401,11 +401,17 @@ struct EngineForward {
 
   TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit) {
     const Call &call = args.forward.call;
+    const auto end_of = [&](int r) {
+      const bool used = static_cast<uint32_t>(item.i0 + Rows::wave_row() + U::free_of(r)) <
+                        static_cast<uint32_t>(item.queries);
+      return Rows::end_row(call, item.h, state.m[r], state.l[r], unit, used);
+    };
+    typename Rows::RowEnd ends[2];
+    if (kCopiesOut) ends[0] = end_of(0), ends[1] = end_of(1); // both chains beside each other
     TSRI_UNROLL
     for (int r = 0; r < Rows::kSlots; ++r) {
       const int row = Rows::wave_row() + U::free_of(r);
-      const bool used = static_cast<uint32_t>(item.i0 + row) < static_cast<uint32_t>(item.queries);
-      const typename Rows::RowEnd end = Rows::end_row(call, item.h, state.m[r], state.l[r], unit, used);
+      const typename Rows::RowEnd end = kCopiesOut ? ends[r] : end_of(r);
       Rows::scale_row(state, r, end);
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
@@ -453,16 +459,15 @@ struct EngineForward {
       if (kCopiesOut && args.copies_out) tensor_prefetch(args.o);
       make_barriers();
       shared_at<WorkList>(kList).gaps = 0;
-      if constexpr (kScores) {
-        const tsr_args &a = args.forward.call.a;
-        if (args.forward.call.p.dropout > 0)
-          shared_at<tsri_dropout_key>(kDropKey) = a.rng_state ? tsri_dropout_key_make(a.rng_state[0], a.rng_state[1])
-                                                              : tsri_dropout_key_make(a.seed, a.offset);
-      }
     }
+    if (reads_first(args.forward.call)) wait_for_earlier();
+    if constexpr (kScores)
+      if (thread_index() == 0) Steps::store_key(args.forward.call, kDropKey);
     sync_block();
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
+    wait_for_earlier();
+    release_later();
     if (shared_at<WorkList>(kList).gaps) {
       if (thread_index() < kGroups * kWarpgroup) finish_empty(args, found, unit_of(args));
       sync_block();

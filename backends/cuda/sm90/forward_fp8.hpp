@@ -4,18 +4,17 @@
 // those of forward.hpp; what 8 bits change:
 //
 //   V    is turned by two warps, see turn_fp8.hpp; columns of O come out in another order, and are stored accordingly.
-//   P    is converted, see fold_fp8.hpp.
-//   O    A product of 8-bit elements keeps about 14 bits of a sum, whatever the accumulator has. So each tile's
-//        P V has accumulators of its own, and float32 adds them up, times the tile's scale of V.
-//
-// With accumulators for O twice there is no room for the scores of a second tile, so products of one warpgroup and
-// exponentials of others overlap.
+//   P    is converted, see fold_fp8.hpp, 32 keys at a time: their product with V is under way while the exponentials
+//        of the next 32 are made, without registers for a second tile.
+//   O    Products of 8-bit elements may add up a few tiles only, see totals_fp8.hpp. Where the total finds no room in
+//        shared memory, each tile's P V has accumulators of its own, part by part of the columns.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_FORWARD_FP8_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_FORWARD_FP8_HPP_
 
 #include "backends/cuda/sm90/forward.hpp"
 #include "backends/cuda/sm90/fold_fp8.hpp"
 #include "backends/cuda/sm90/instructions_fp8.hpp"
+#include "backends/cuda/sm90/totals_fp8.hpp"
 #include "backends/cuda/sm90/turn_fp8.hpp"
 
 namespace tessera {
@@ -37,6 +36,7 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
   static constexpr int kMinBlocks = 1;
   static constexpr int kSteps = kTileK / 32; // of 32 keys
   static constexpr int kPart = min_of(kDv, 128); // columns of O that are made at a time
+  static constexpr bool kTotals = kDv == kPart;
   using Part = typename U::Acc[kPart / 16];
   static_assert(kTileK % 32 == 0 && kDqk % 32 == 0 && kDv % 64 == 0 && kDv % kPart == 0, "whole products");
 
@@ -46,21 +46,26 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
   static constexpr uint32_t kBytesK = ceil_div(kDqk, 128) * kPieceK;
   static constexpr uint32_t kBytesV = ceil_div(kDv, 128) * kPieceK;
   static constexpr uint32_t kBytesT = ceil_div(kTileK, 128) * kPieceT;
-  static constexpr int kStagesV = kDv > 128 ? 1 : 2; // of V as it comes; kStages of it turned
 
   static constexpr uint32_t kFullK = ceil_div(kItems + kMostItems * sizeof(WorkItem), 16) * 16;
   static constexpr uint32_t kEmptyK = kFullK + 8 * kStages;
-  static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStagesV;
-  static constexpr uint32_t kFullT = kEmptyV + 8 * kStagesV, kEmptyT = kFullT + 8 * kStages;
-  static constexpr uint32_t kScales = kEmptyT + 8 * kStages; // of a stage's keys and of its values
-  static constexpr uint32_t kKeys = kScales + 8 * kStages; // from the first of a tile of values on
-  static constexpr uint32_t kUnits = ceil_div(kKeys + 4 * kStagesV, 16) * 16; // of rows, see store_units
-  static constexpr uint32_t kFull = kUnits + 4 * kTileQ;                         // FullTiles of warps
-  static constexpr uint32_t kQ = ceil_div(kFull + 8 * 4 * kGroups, 1024) * 1024;
+  static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * 2;
+  static constexpr uint32_t kFullT = kEmptyV + 8 * 2, kEmptyT = kFullT + 8 * kStages;
+  static constexpr uint32_t kScales = kEmptyT + 8 * kStages; // of tiles of keys and of values, see scale_slot
+  static constexpr uint32_t kKeys = kScales + 8 * 2 * kStages; // from the first of a tile of values on
+  static constexpr uint32_t kUnits = ceil_div(kKeys + 4 * 2, 16) * 16; // of rows, see store_units
+  static constexpr uint32_t kMaxima = kUnits + 4 * kTileQ;             // of rows, see FoldFp8::max_of
+  static constexpr uint32_t kFull = kMaxima + 4 * kTileQ;              // FullTiles of warps
+  static constexpr uint32_t kFew = ceil_div(kFull + 8 * 4 * kGroups, 16) * 16;
+  static constexpr uint32_t kQ =
+      ceil_div(kFew + TotalsFp8<U, Rows, kGroups, kPart, kFew, 0>::kFewBytes, 1024) * 1024;
   static constexpr uint32_t kK = kQ + kStagesQ * kGroups * kBytesQ;
-  static constexpr uint32_t kV = kK + kStages * kBytesK;
-  static constexpr uint32_t kT = kV + kStagesV * kBytesV;
-  static constexpr uint32_t kSharedBytes = kT + kStages * kBytesT;
+  static constexpr uint32_t kT = kK + kStages * kBytesK;
+  static constexpr uint32_t kTotal = kT + kStages * kBytesT;
+  using Totals = TotalsFp8<U, Rows, kGroups, kPart, kFew, kTotal>;
+  static constexpr uint32_t kV = kTotal + (kTotals ? Totals::kBytes : 0);
+  static constexpr int kStagesV = kV + 2 * kBytesV > kMostShared ? 1 : 2; // of V as it comes; kStages of it turned
+  static constexpr uint32_t kSharedBytes = kV + kStagesV * kBytesV;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8;
@@ -82,6 +87,9 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
   TSRI_DEVICE_MEMBER void wait_empty(uint32_t ring, uint32_t n) {
     phase_wait(ring + 8 * Base::template slot_of<kSlots>(n), Base::template parity_of<kSlots>(n) ^ 1);
   }
+  // A tile's scale of values is read until the next tile's keys are left.
+  TSRI_DEVICE_MEMBER uint32_t scale_slot(uint32_t n) { return n % (2 * kStages); }
+  TSRI_DEVICE_MEMBER TileScales &scales_of(uint32_t n) { return shared_at<TileScales>(kScales + 8 * scale_slot(n)); }
   TSRI_DEVICE_MEMBER uint32_t slot(uint32_t n) { return n % kStages; }
   TSRI_DEVICE_MEMBER uint32_t slot_v(uint32_t n) { return n % kStagesV; }
 
@@ -117,8 +125,7 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
             scale_at(call.p.k_scale, call.a.k_scale, call.p.scale_rows_k, item.b, item.k_head, row),
             scale_at(call.p.v_scale, call.a.v_scale, call.p.scale_rows_k, item.b, item.k_head, row)};
         wait_empty<kStages>(kEmptyK, t);
-        wait_empty<kStages>(kEmptyT, t); // whose readers read the scale too
-        shared_at<TileScales>(kScales + 8 * slot(t)) = scales;
+        scales_of(t) = scales;
         load_boxes<kBytesK, kPieceK>(kK + slot(t) * kBytesK, args.k, kFullK + 8 * slot(t), row, item.k_head,
                                      item.k_batch);
         wait_empty<kStagesV>(kEmptyV, t);
@@ -178,13 +185,13 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
                    t > 0);
     matrix_commit();
   }
-  TSRI_DEVICE_MEMBER void multiply_values(Part &part, const uint32_t (&p)[kSteps][4], MatrixTile v) {
-    v = matrix_fresh(v);
+  TSRI_DEVICE_MEMBER void multiply_values(Part &part, const uint32_t (&p)[4], MatrixTile v, int c, bool add) {
     matrix_begin();
-    TSRI_UNROLL
-    for (int c = 0; c < kSteps; ++c)
-      product_e4m3_registers(part, p[c], matrix_at(v, c / 4 * kPieceT + c % 4 * 32), c > 0);
+    product_e4m3_registers(part, p, matrix_at(v, c / 4 * kPieceT + c % 4 * 32), add);
     matrix_commit();
+  }
+  TSRI_DEVICE_MEMBER MatrixTile turned_tile(uint32_t t, int column) {
+    return matrix_fresh(matrix_tile(kT + slot(t) * kBytesT + static_cast<uint32_t>(column) * 128, 16));
   }
 
   // O += scale * part, columns from 16 `first` on.
@@ -222,47 +229,89 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
     if (thread % 32 == 0) phase_arrive(empty);
   }
 
-  // The begin of piece i.
-  TSRI_DEVICE_MEMBER void start_item(const Args &args, State &state, int i, int thread) {
+  // The begin of piece i; t: its first tile.
+  TSRI_DEVICE_MEMBER void start_item(const Args &args, State &state, float (&minus_ready)[2], int i, uint32_t t) {
+    const int thread = thread_index();
     shared_at<FullTiles>(kFull + static_cast<uint32_t>(thread / 32) * 8) = Base::start_rows(Base::item_at(i));
     store_units(args, Base::item_at(i));
     Base::start_state(state);
+    Fold::start(kMaxima, minus_ready);
     phase_wait(kFullQ + 8 * Base::q_buffer(i, thread / kWarpgroup),
                Base::template parity_of<kStagesQ>(static_cast<uint32_t>(i)));
+    wait_full<kStages>(kFullK, t); // and the scales
+    if constexpr (kTotals) Totals::start(scales_of(t).v, Base::item_at(i).tiles.count, false, thread);
   }
 
-  // Scores of tile number t, of piece i.
-  TSRI_DEVICE_MEMBER void start_scores(Scores &s, int i, uint32_t t, int group) {
+  // The scores of tile `number`, of piece i, and with it `left` tiles left; begun: it is not the first. They come back
+  // masked, with the rows' factors, and with maxima moved.
+  TSRI_DEVICE_MEMBER void make_scores(State &state, float (&minus_ready)[2], Scores &s, float (&unit)[2], int i,
+                                      int32_t left, int &number, bool begun) {
+    int thread = thread_index(); // read again for every tile, as other numbers are found again: registers are few
+    uint32_t t = static_cast<uint32_t>(number);
     wait_full<kStages>(kFullK, t);
-    multiply_keys(s, matrix_tile(kQ + Base::q_buffer(i, group) * kBytesQ, 16), matrix_tile(kK + slot(t) * kBytesK, 16));
-  }
-
-  // Scores of tile number t to probabilities, when they are there; with it `left` tiles of piece i are left.
-  TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, int i, int32_t left, uint32_t t, int thread) {
-    float unit[2];
-    load_units(unit, shared_at<TileScales>(kScales + 8 * slot(t)).k);
+    const MatrixTile q = matrix_fresh(matrix_tile(kQ + Base::q_buffer(i, thread / kWarpgroup) * kBytesQ, 16));
+    const MatrixTile k = matrix_fresh(matrix_tile(kK + slot(t) * kBytesK, 16));
+    if constexpr (kTotals) {
+      const bool due = Totals::due(scales_of(t).v, left, thread);
+      matrix_wait<0>();
+      matrix_pin(state.out[0]);
+      if (begun) release_warp(kEmptyT + 8 * slot(t - 1), thread);
+      if (due) {
+        Totals::template add<false>(state, thread);
+        Totals::start(scales_of(t).v, left, true, thread);
+      }
+    }
+    multiply_keys(s, q, k);
+    float alpha[2];
+    load_units(unit, scales_of(t).k);
+    const FullTiles full = shared_at<FullTiles>(kFull + static_cast<uint32_t>(thread / 32) * 8);
+    const bool masked = left > full.from || left <= full.to;
     matrix_wait<0>();
     matrix_pin(s[0]);
+    keep_register(number);
+    t = static_cast<uint32_t>(number);
+    thread = fresh_thread_index();
     release_warp(kEmptyK + 8 * slot(t), thread);
     if (left == 1) Base::release(kEmptyQ + 8 * Base::q_buffer(i, thread / kWarpgroup), thread);
-    const FullTiles full = shared_at<FullTiles>(kFull + static_cast<uint32_t>(thread / 32) * 8);
-    if (left > full.from || left <= full.to)
-      Rows::mask_scores(s, Base::item_at(i).prefix, Base::first_key(Base::item_at(i), left));
-    Fold::find_maxima(state, s, unit);
-    Fold::exponentiate(state, s, unit);
+    if (masked) Rows::mask_scores(s, Base::item_at(i).prefix, Base::first_key(Base::item_at(i), left));
+    if (!Fold::move(state, minus_ready, s, unit, alpha, kMaxima)) return;
+    if constexpr (kTotals)
+      Totals::rescale(state, alpha);
+    else
+      Rows::rescale(state, alpha);
   }
 
-  TSRI_DEVICE_MEMBER MatrixTile turned_tile(uint32_t t, int column) {
-    return matrix_tile(kT + slot(t) * kBytesT + static_cast<uint32_t>(column) * 128, 16);
-  }
-  // Values of tile number t, all columns of them, until they are in O.
-  TSRI_DEVICE_MEMBER void fold_values(State &state, Part &part, const uint32_t (&p)[kSteps][4], uint32_t t,
-                                      int thread) {
+  // Probabilities of tile t, 32 keys after 32 keys, times its values, which stay under way.
+  TSRI_DEVICE_MEMBER void fold_steps(State &state, const float (&minus_ready)[2], Scores &s, uint32_t (&p)[kSteps][4],
+                                     const float (&unit)[2], uint32_t t) {
     wait_full<kStages>(kFullT, t);
-    const float scale = shared_at<TileScales>(kScales + 8 * slot(t)).v;
+    const MatrixTile v = turned_tile(t, 0);
+    float more[2] = {0.0f, 0.0f};
+    matrix_pin(state.out[0]);
+    TSRI_UNROLL
+    for (int c = 0; c < kSteps; ++c) {
+      Fold::exponentiate(p[c], s, c, unit, minus_ready, state.l, more);
+      multiply_values(state.out[0], p[c], v, c, true);
+    }
+    state.l[0] += more[0];
+    state.l[1] += more[1];
+  }
+  // The same, all columns after one another, until they are in O.
+  TSRI_DEVICE_MEMBER void fold_parts(State &state, const float (&minus_ready)[2], Scores &s, uint32_t (&p)[kSteps][4],
+                                     const float (&unit)[2], uint32_t t, int thread) {
+    Part part;
+    float more[2] = {0.0f, 0.0f};
+    TSRI_UNROLL
+    for (int c = 0; c < kSteps; ++c) Fold::exponentiate(p[c], s, c, unit, minus_ready, state.l, more);
+    state.l[0] += more[0];
+    state.l[1] += more[1];
+    wait_full<kStages>(kFullT, t);
+    const float scale = scales_of(t).v;
     TSRI_UNROLL
     for (int column = 0; column < kDv; column += kPart) {
-      multiply_values(part, p, turned_tile(t, column));
+      const MatrixTile v = turned_tile(t, column);
+      TSRI_UNROLL
+      for (int c = 0; c < kSteps; ++c) multiply_values(part, p[c], v, c, c > 0);
       matrix_wait<0>();
       matrix_pin(part);
       if (column + kPart == kDv) release_warp(kEmptyT + 8 * slot(t), thread);
@@ -270,23 +319,36 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
     }
   }
 
-  // One tile after the other: registers hold the scores of a tile or what its values add to O.
   TSRI_DEVICE_MEMBER void multiply_all(const Args &args) {
     State state;
     Scores s;
-    Part part;
+    float minus_ready[2], unit[2];
     uint32_t p[kSteps][4];
-    uint32_t t = 0; // number of the tile
+    int t = 0; // number of the tile
     TSRI_NO_UNROLL
     for (int i = 0; i < Base::items(); ++i) {
-      start_item(args, state, i, thread_index());
+      start_item(args, state, minus_ready, i, static_cast<uint32_t>(t));
+      int32_t left = Base::item_at(i).tiles.count;
+      bool begun = false;
       TSRI_NO_UNROLL
-      for (int32_t left = Base::item_at(i).tiles.count; left > 0; --left, ++t) {
-        const int thread = thread_index(); // read again for every tile: registers are few
-        start_scores(s, i, t, thread / kWarpgroup);
-        fold(state, s, i, left, t, thread);
-        Fold::pack(p, s);
-        fold_values(state, part, p, t, thread);
+      for (; left > 0; --left, ++t, begun = true) {
+        make_scores(state, minus_ready, s, unit, i, left, t, begun);
+        keep_register(t);
+        if constexpr (kTotals)
+          fold_steps(state, minus_ready, s, p, unit, static_cast<uint32_t>(t));
+        else
+          fold_parts(state, minus_ready, s, p, unit, static_cast<uint32_t>(t), thread_index());
+        keep_register(t);
+        keep_register(left);
+      }
+      state.m[0] = Fold::max_of(kMaxima, 0);
+      state.m[1] = Fold::max_of(kMaxima, 1);
+      if constexpr (kTotals) {
+        const int thread = thread_index();
+        matrix_wait<0>();
+        matrix_pin(state.out[0]);
+        release_warp(kEmptyT + 8 * slot(static_cast<uint32_t>(t - 1)), thread);
+        Totals::template add<true>(state, thread);
       }
       finish(args.forward.call, state, Base::item_at(i));
     }
@@ -378,8 +440,11 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
       shared_at<WorkList>(kList).gaps = 0;
     }
     sync_block();
+    if (reads_first(args.forward.call)) wait_for_earlier();
     const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
+    wait_for_earlier();
+    release_later();
     if (shared_at<WorkList>(kList).gaps) {
       if (thread_index() < kGroups * kWarpgroup) finish_empty(args.forward.call, found);
       sync_block();

@@ -57,8 +57,7 @@ TSRI_DEVICE uint32_t pick_bytes(uint32_t lo, uint32_t hi) {
   }
 TSRI_WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36, 37)
 TSRI_WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
-TSRI_WGMMA_E4M3(192, 11, 96, 97, 98, 99, 100, 101)
-TSRI_WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132, 133)
+TSRI_WGMMA_E4M3(160, 9, 80, 81, 82, 83, 84, 85)
 #undef TSRI_WGMMA_E4M3
 
 } // namespace gpu

@@ -17,41 +17,41 @@ template <class P>
 struct OwnLoads {
   using Args = EngineForwardArgs;
 
-  // Next tiles of keys and of values.
+  // Where a tile of keys and its values are; head -1: behind the last one.
+  struct Box {
+    int32_t row, head, batch;
+  };
   struct Asked {
-    int k_item, v_item;     // pieces of work
-    int32_t k_tile, v_tile; // tiles of them
+    Box keys, values; // of the last `next`; values are asked for one tile later than keys
+    int item;         // the tile after `keys`
+    int32_t tile;
   };
 
-  TSRI_DEVICE_MEMBER void advance(int &item, int32_t &tile) {
-    if (item < P::items() && ++tile == P::item_at(item).tiles.count) {
-      tile = 0;
-      ++item;
+  // The next tile. A chain of loads from shared memory: called while products are under way.
+  TSRI_DEVICE_MEMBER void next(Asked &asked) {
+    asked.values = asked.keys;
+    asked.keys.head = -1;
+    if (asked.item >= P::items()) return;
+    const WorkItem &item = P::item_at(asked.item);
+    asked.keys = Box{item.k_begin + KeyTiles::at(item.tiles, asked.tile) * P::kTileK, item.k_head, item.k_batch};
+    if (++asked.tile == item.tiles.count) {
+      asked.tile = 0;
+      ++asked.item;
     }
   }
-  TSRI_DEVICE_MEMBER bool asks(int item) { return item < P::items() && fresh_thread_index() == 0; }
-  TSRI_DEVICE_MEMBER int32_t tile_row(const WorkItem &item, int32_t tile) {
-    return item.k_begin + KeyTiles::at(item.tiles, tile) * P::kTileK;
+  template <bool kValues>
+  TSRI_DEVICE_MEMBER void ask(const Args &args, const Asked &asked, uint32_t slot, int thread) {
+    const Box &box = kValues ? asked.values : asked.keys;
+    if (thread != 0 || box.head < 0) return;
+    if constexpr (kValues)
+      P::template load<P::kBytesV, P::kPieceK>(P::kV + slot * P::kBytesV, args.v, P::kFullV + 8 * slot, box.row,
+                                               box.head, box.batch);
+    else
+      P::template load<P::kBytesK, P::kPieceK>(P::kK + slot * P::kBytesK, args.k, P::kFullK + 8 * slot, box.row,
+                                               box.head, box.batch);
   }
-
-  TSRI_DEVICE_MEMBER void ask_for_keys(const Args &args, Asked &asked, uint32_t slot) {
-    if (asks(asked.k_item)) {
-      const WorkItem &item = P::item_at(asked.k_item);
-      P::template load<P::kBytesK, P::kPieceK>(P::kK + slot * P::kBytesK, args.k, P::kFullK + 8 * slot,
-                                               tile_row(item, asked.k_tile), item.k_head, item.k_batch);
-    }
-    advance(asked.k_item, asked.k_tile);
-  }
-  TSRI_DEVICE_MEMBER void ask_for_values(const Args &args, Asked &asked, uint32_t slot) {
-    if (asks(asked.v_item)) {
-      const WorkItem &item = P::item_at(asked.v_item);
-      P::template load<P::kBytesV, P::kPieceK>(P::kV + slot * P::kBytesV, args.v, P::kFullV + 8 * slot,
-                                               tile_row(item, asked.v_tile), item.k_head, item.k_batch);
-    }
-    advance(asked.v_item, asked.v_tile);
-  }
-  TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i) {
-    if (!asks(i)) return;
+  TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i, int thread) {
+    if (thread != 0 || i >= P::items()) return;
     const WorkItem &item = P::item_at(i);
     const uint32_t buffer = P::q_buffer(i, 0);
     P::template load<P::kBytesQ, P::kPieceQ>(P::kQ + buffer * P::kBytesQ, args.q, P::kFullQ + 8 * buffer,
@@ -59,14 +59,17 @@ struct OwnLoads {
   }
 
   // As many as there are buffers for.
-  TSRI_DEVICE_MEMBER void ask_first(const Args &args, Asked &asked) {
-    asked = Asked{0, 0, 0, 0};
-    ask_for_queries(args, 0);
+  TSRI_DEVICE_MEMBER void ask_first(const Args &args, Asked &asked, int thread) {
+    asked.item = 0;
+    asked.tile = 0;
+    ask_for_queries(args, 0, thread);
     for (uint32_t slot = 0; slot < P::kRing; ++slot) {
-      ask_for_keys(args, asked, slot);
-      ask_for_values(args, asked, slot);
+      next(asked);
+      ask<false>(args, asked, slot, thread);
+      asked.values = asked.keys;
+      ask<true>(args, asked, slot, thread);
     }
-    for (int i = 1; i < P::kBuffersQ; ++i) ask_for_queries(args, i);
+    for (int i = 1; i < P::kBuffersQ; ++i) ask_for_queries(args, i, thread);
   }
 };
 

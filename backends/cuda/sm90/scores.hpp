@@ -44,6 +44,14 @@ template <class U, int kCon, int kAhead>
 struct ScoreSteps {
   using Scores = typename U::Acc[kCon];
 
+  // What dropout draws from, to shared memory at `at`; by one thread.
+  TSRI_DEVICE_MEMBER void store_key(const Call &call, uint32_t at) {
+    const tsr_args &a = call.a;
+    if (call.p.dropout > 0)
+      shared_at<tsri_dropout_key>(at) = a.rng_state ? tsri_dropout_key_make(a.rng_state[0], a.rng_state[1])
+                                                    : tsri_dropout_key_make(a.seed, a.offset);
+  }
+
   // The two rows of a lane: used rows of the sequence. One that is not there stands for one that is: nothing
   // beyond a tensor is read for it, and what comes of it is not used.
   struct Lines {

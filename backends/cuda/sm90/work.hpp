@@ -29,6 +29,7 @@ struct WorkItem {
   int32_t row0;       // of the slot
   int32_t i0;         // used row of it; negative in left padding
   int32_t slot_len, queries, keys, prefix;
+  int32_t whole; // whether all rows of the tile are used and see all keys, in whole tiles of them
   tsri_mask_band band;
   KeyTiles tiles;
 };
@@ -85,6 +86,8 @@ TSRI_DEVICE WorkItem work_item(const Call &call, int64_t b, int32_t h, int32_t t
   item.keys = static_cast<int32_t>(sequence.k.len);
   item.prefix = static_cast<int32_t>(rule.prefix);
   item.band = tsri_mask_band_of(&rule);
+  item.whole = rule.left == TSR_UNBOUNDED && rule.right == TSR_UNBOUNDED && rule.prefix <= 0 && item.i0 >= 0 &&
+               item.i0 + tile_q <= item.queries && item.keys % tile_k == 0;
   const int64_t i0 = larger(item.i0, 0), i1 = smaller(item.i0 + tile_q, item.queries);
   item.tiles = key_tiles_of(rule, i0, i1, tile_k);
   return item;
@@ -96,6 +99,9 @@ TSRI_DEVICE RowBand work_band(const WorkItem &item, int64_t i) {
   const tsri_mask_row row = tsri_mask_band_row(item.band, i, item.prefix, item.keys);
   return RowBand{static_cast<int32_t>(row.lo), static_cast<int32_t>(row.hi)};
 }
+
+// Before a block knows its work it may have to read the caller's memory.
+TSRI_DEVICE bool reads_first(const Call &call) { return call.p.arrays != 0 || call.a.rng_state; }
 
 // The list of a block in shared memory.
 struct WorkList {

@@ -138,8 +138,8 @@ tsr_status plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem
   plan->row = row;
   plan->problem = problem;
   plan->device = device;
-  plan->early =
-      row->family == Family::kSplit && runtime_starts_early(device, row->entry[kEntryMain].function);
+  plan->early = (row->family == Family::kSplit || row->family == Family::kEngineForward) &&
+                runtime_starts_early(device, row->entry[kEntryMain].function);
   plan->choice = choice;
   *out = plan;
   return TSR_STATUS_SUCCESS;

@@ -131,7 +131,10 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   if (e.copies_out && !map_tensor(args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
                                   kEngineRowsOut, &e.o, why))
     return false;
-  return launch_entry(plan, kEntryMain, plan.choice.cut.blocks, &e, sizeof e, args.stream, why);
+  const Entry &entry = plan.row->entry[kEntryMain];
+  const Launch launch = {entry.function, plan.choice.cut.blocks, entry.threads, entry.shared_bytes,
+                         &e,             sizeof e,               args.stream,   plan.early};
+  return runtime_launch(plan.device, launch, why);
 }
 
 } // namespace

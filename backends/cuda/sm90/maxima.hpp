@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Largest scores of rows in registers, and the recurrence on raw 16-bit products with them. An instruction of 9.0
+// compares three integers and none of it three floats; the bits of floats that are not negative are in order as
+// integers. So a lane first searches its own scores as if 0 were among them: in most tiles no lane of a warp sees
+// one that moves a maximum, and then that is all there is to know, without exchanges between lanes. Where one
+// does, the search is done again with floats, and each row decides by its own scores as Forward::fold_scores has it.
+#ifndef TESSERA_BACKENDS_CUDA_SM90_MAXIMA_HPP_
+#define TESSERA_BACKENDS_CUDA_SM90_MAXIMA_HPP_
+
+#include "backends/cuda/sm90/instructions.hpp"
+#include "common/gpu/platform.hpp"
+#include "common/gpu/row_policy.hpp"
+
+namespace tessera {
+namespace gpu {
+
+template <class U, class Rows> // a Forward, whose rows and tiles these are
+struct Maxima {
+  using State = typename Rows::State;
+  using Scores = typename Rows::Scores;
+  static_assert(Rows::kFree == 1 && Rows::kSlots == 2, "two rows a lane");
+
+  // The largest of a lane's scores of row r and of 0.
+  TSRI_DEVICE_MEMBER float above_zero(const Scores &s, int r) {
+    int32_t most[2] = {0, 0}; // two chains
+    TSRI_UNROLL
+    for (int c = 0; c < Rows::kCon; ++c)
+      TSRI_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int32_t i = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r]));
+        const int32_t j = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r + 1]));
+        most[half] = larger(larger(most[half], i), j);
+      }
+    return bits_float(static_cast<uint32_t>(larger(most[0], most[1])));
+  }
+  // The largest score of row r.
+  TSRI_DEVICE_MEMBER float largest(const Scores &s, int r) {
+    float most[2] = {-infinity(), -infinity()};
+    TSRI_UNROLL
+    for (int c = 0; c < Rows::kCon; ++c)
+      TSRI_UNROLL
+      for (int e = 0; e < 8; ++e)
+        if (U::slot(e) == r) most[e & 1] = larger_of(most[e & 1], s[0][c].x[e]);
+    return U::max_con(larger_of(most[0], most[1]));
+  }
+
+  // As Forward::fold_scores without score steps, but true for all lanes of a warp if it is for one.
+  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, float unit, float (&alpha)[2]) {
+    bool moved = false;
+    matrix_pin(s[0]); // or the compiler keeps scores twice, as floats and as integers
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      moved = moved || Softmax::lazy_max(unit, state.m[r], above_zero(s, r), Rows::kSlack) != state.m[r];
+      alpha[r] = 1.0f;
+    }
+    moved = any_lane(moved);
+    if (moved) {
+      matrix_pin(s[0]);
+      TSRI_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float m = Softmax::lazy_max(unit, state.m[r], largest(s, r), Rows::kSlack);
+        // Exactly 1 while m stays, see Forward::fold_scores.
+        if (m != state.m[r])
+          alpha[r] = Softmax::prob_ready(unit, state.m[r], Softmax::ready_reference(unit, m));
+        state.m[r] = m;
+        state.l[r] = Softmax::rescale(state.l[r], alpha[r]);
+      }
+    }
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float ready = Softmax::ready_reference(unit, state.m[r]);
+      float sum[2] = {0.0f, 0.0f};
+      TSRI_UNROLL
+      for (int c = 0; c < Rows::kCon; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < 8; ++e)
+          if (U::slot(e) == r) {
+            float &x = s[0][c].x[e];
+            x = Softmax::prob_ready(unit, x, ready);
+            sum[e & 1] += x;
+          }
+      state.l[r] += sum[0] + sum[1];
+    }
+    return moved;
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM90_MAXIMA_HPP_
