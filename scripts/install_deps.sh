@@ -11,7 +11,7 @@ usage() {
   cat <<'TEXT'
 usage: scripts/install_deps.sh [--minimal] [--test] [--arm] [--list]
   --minimal  compiler, CMake, Ninja, Highway, Jansson: library, command line, demo
-  --test     minimal + Criterion, Python, the thread sanitizer's OpenMP runtime, what emulates GPUs and
+  --test     minimal + Criterion, Python, ccache, the thread sanitizer's OpenMP runtime, what emulates GPUs and
              compiles for AMD's (default)
   --arm      minimal + cross compiler, AArch64 libraries, qemu-user
   --list     print the packages that are missing and stop
@@ -21,8 +21,8 @@ TEXT
 fail() { printf 'install_deps.sh: %s\n' "$*" >&2; exit 1; }
 
 minimal=(gcc g++ cmake ninja-build pkg-config libhwy-dev libjansson-dev)
-testing=(libcriterion-dev libdlpack-dev libboost-context-dev clang-14 libomp-14-dev clang-19 lld-19
-         llvm-19 python3 python3-venv)
+testing=(ccache libcriterion-dev libdlpack-dev libboost-context-dev clang-14 libomp-14-dev clang-19
+         lld-19 llvm-19 python3 python3-venv)
 arm=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libgomp1:arm64
      libjansson-dev:arm64)
 

@@ -59,6 +59,12 @@ fi
 # Idle OpenMP threads would otherwise spin on processors that the next test needs.
 export OMP_WAIT_POLICY=passive
 export CTEST_OUTPUT_ON_FAILURE=1
+# The builds share most of their objects. Objects are found again whatever folder the tree is in.
+launchers=()
+if command -v ccache >/dev/null; then
+  export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+  launchers=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+fi
 started=$SECONDS
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - started)); }
 
@@ -67,8 +73,8 @@ configure_and_build() {
   local preset=$1 folder=$2
   shift 2
   say "$folder: build"
-  cmake --preset "$preset" -B "$folder" -DTESSERA_WERROR=ON -DTESSERA_BUILD_TESTS=ON "$@" \
-    >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
+  cmake --preset "$preset" -B "$folder" -DTESSERA_WERROR=ON -DTESSERA_BUILD_TESTS=ON \
+    "${launchers[@]}" "$@" >"$folder.log" 2>&1 || { cat "$folder.log"; exit 1; }
   grep -A 9 -e '^-- Tessera ' "$folder.log" || true
   mkdir -p "$folder" && mv "$folder.log" "$folder/configure.log"
   cmake --build "$folder" --parallel "$jobs" >"$folder/build.log" 2>&1 ||
@@ -107,7 +113,7 @@ if wanted static; then
 fi
 if wanted cuda; then
   configure_and_build release build-cuda-emulated -DTESSERA_ENABLE_CUDA=ON -DTESSERA_EMULATE_CUDA=ON \
-    -DTESSERA_BUILD_BENCH=OFF
+    -DTESSERA_ENABLE_CPU=OFF -DTESSERA_BUILD_BENCH=OFF
   run_ctest build-cuda-emulated -L 'unit|conformance'
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     configure_and_build release build-cuda -DTESSERA_ENABLE_CUDA=ON -DTESSERA_PLUGINS=ON \
@@ -121,7 +127,8 @@ if wanted cuda; then
 fi
 if wanted hip; then
   if command -v clang++-19 >/dev/null && command -v ld.lld-19 >/dev/null; then
-    configure_and_build release build-hip -DTESSERA_ENABLE_HIP=ON -DTESSERA_PLUGINS=ON -DTESSERA_BUILD_BENCH=OFF
+    configure_and_build release build-hip -DTESSERA_ENABLE_HIP=ON -DTESSERA_PLUGINS=ON \
+      -DTESSERA_ENABLE_CPU=OFF -DTESSERA_BUILD_BENCH=OFF
     # Every kernel of every device; all cases on one device of each kind of wave, some groups on the others.
     run_ctest build-hip -R 'hip|amdgpu' \
       -E 'hip_cases_(gfx90a|gfx1100)|hip_(basic|varlen|paged|dropout)_(gfx942|gfx1201)|hip_model|hip_shared_lines'
