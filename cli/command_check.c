@@ -203,15 +203,12 @@ static bool print_line(const check_options *options, const char *backend, const 
 
 enum { kMaxBackends = 32 };
 
-// Whether a backend has the kernel of --kernel, which may be any (NULL or '*').
-static bool has_kernel(const tsr_check_options *check, const char *backend) {
+// Whether a backend has the kernel of --kernel, which may be any (NULL or '*'), for a pass.
+static bool has_kernel(const tsr_check_options *check, const char *backend, tsr_pass pass) {
   if (check->kernel == NULL || strcmp(check->kernel, "*") == 0) return true;
-  for (int pass = TSR_PASS_FORWARD; pass <= TSR_PASS_BACKWARD; ++pass) {
-    const char *name;
-    for (int32_t i = 0;
-         (name = tsr_backends_kernel(check->context, backend, (tsr_pass)pass, i)) != NULL; ++i)
-      if (strcmp(name, check->kernel) == 0) return true;
-  }
+  const char *name;
+  for (int32_t i = 0; (name = tsr_backends_kernel(check->context, backend, pass, i)) != NULL; ++i)
+    if (strcmp(name, check->kernel) == 0) return true;
   return false;
 }
 
@@ -229,7 +226,9 @@ static int run_groups(check_options *options, tsr_check_options *check, cli_mess
   bool group_seen = false, kernel_seen = false;
   for (int32_t b = 0; b < count; ++b) {
     int64_t passed_here = 0;
-    if (!has_kernel(check, backends[b])) continue;
+    // Cases without a backward pass run forward, but not where the one kernel is of the other pass.
+    check->forward_too = has_kernel(check, backends[b], TSR_PASS_FORWARD);
+    if (!check->forward_too && !has_kernel(check, backends[b], TSR_PASS_BACKWARD)) continue;
     kernel_seen = true;
     check->backend = backends[b];
     for (int32_t g = 0; g < tsr_check_group_count(); ++g) {
@@ -323,7 +322,6 @@ int command_check(int argc, char **argv) {
         .name = options.name,
         .dtypes = dtype != 0 ? 1u << dtype : 0,
         .passes = (uint32_t)options.passes,
-        .forward_too = true,
         // A zero factor means "default" to the library of checks; the smallest factor breaks every
         // bound that a rounding error can break.
         .bound_scale = options.scale_bound > 0 ? options.scale_bound : 1e-300,

@@ -69,6 +69,12 @@ class Commands(CliTest):
         self.assertEqual({line["backend"] for line in lines}, {"reference"})
         self.refused("check", "--kernel", "fwd_nothing", words=["--kernel", "fwd_nothing"])
 
+    def test_check_of_a_backward_kernel(self):
+        # Cases that have no backward pass are none of its.
+        lines = self.good_json_lines("check", "--group", "basic", "--quick", "--pass", "both", "--backend", "reference",
+                                     "--kernel", "bwd_f32_full__naive", "--json")
+        self.assertTrue(all(line["failed"] == 0 and line["passed"] > 0 for line in lines))
+
     def test_strict_check(self):
         check = ("check", "--group", "basic", "--case", "of", "--kernel", "fwd_f32_full__naive")
         self.good(*check)
