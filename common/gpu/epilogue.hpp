@@ -113,17 +113,17 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
         *reinterpret_cast<Chunk *>(to) = shared_at<Chunk>(from + static_cast<uint32_t>(n * step * T::kRowBytes));
       to += step * layout.stride[2];
     }
-    return;
-  }
-  TSRI_UNROLL
-  for (int n = 0; n < ceil_div(total, kThreads); ++n) {
-    const int i = n * kThreads + thread_index();
-    if (total % kThreads != 0 && i >= total) break;
-    const int r = i / T::kChunks, c = i % T::kChunks;
-    const int at = column + c * T::kPerChunk;
-    if (r < rows && at < columns)
-      *reinterpret_cast<Chunk *>(static_cast<E *>(data) + begin + r * layout.stride[2] + at) =
-          shared_at<Chunk>(offset + T::at(r, c));
+  } else {
+    TSRI_UNROLL
+    for (int n = 0; n < ceil_div(total, kThreads); ++n) {
+      const int i = n * kThreads + thread_index();
+      if (total % kThreads != 0 && i >= total) break;
+      const int r = i / T::kChunks, c = i % T::kChunks;
+      const int at = column + c * T::kPerChunk;
+      if (r < rows && at < columns)
+        *reinterpret_cast<Chunk *>(static_cast<E *>(data) + begin + r * layout.stride[2] + at) =
+            shared_at<Chunk>(offset + T::at(r, c));
+    }
   }
 }
 

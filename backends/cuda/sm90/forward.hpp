@@ -286,7 +286,7 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
-    typename Own::Asked asked;
+    typename Own::Asked asked = {};
     if constexpr (kLoadsItself) Own::ask_first(args, asked, thread);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
