@@ -10,7 +10,7 @@ namespace tessera {
 namespace cuda {
 
 using Convert = gpu::BackwardConvert<32>;
-using Prepare = gpu::BackwardPrepare<32>;
+using Prepare = gpu::BackwardPrepare<32, true>;
 using Finish = gpu::BackwardFinish<32>;
 using Sink = gpu::BackwardSink<32>;
 

@@ -37,13 +37,21 @@ bool runtime_probe(int32_t *devices, tsr_reason *why) {
   return true;
 }
 
+// TSR_EMULATED_PROCESSORS, 1 to 132 (default): with few of them blocks that stay go from one piece of work to the
+// next in small problems too.
+static int32_t processors() {
+  const char *value = getenv("TSR_EMULATED_PROCESSORS");
+  const long n = value ? strtol(value, nullptr, 10) : 0;
+  return n >= 1 && n <= 132 ? static_cast<int32_t>(n) : 132;
+}
+
 bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   (void)device;
   (void)why;
   memset(facts, 0, sizeof *facts);
   snprintf(facts->name, sizeof facts->name, "SIMT emulator on the host");
   facts->arch = 90;
-  facts->processors = 132;
+  facts->processors = processors();
   facts->shared_per_block = 227 << 10;
   facts->shared_per_processor = 228 << 10;
   facts->registers_per_processor = 65536;

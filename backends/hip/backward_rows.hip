@@ -7,7 +7,7 @@ namespace tessera {
 namespace hip {
 
 using Convert = gpu::BackwardConvert<__AMDGCN_WAVEFRONT_SIZE__>;
-using Prepare = gpu::BackwardPrepare<__AMDGCN_WAVEFRONT_SIZE__>;
+using Prepare = gpu::BackwardPrepare<__AMDGCN_WAVEFRONT_SIZE__, false>;
 using Finish = gpu::BackwardFinish<__AMDGCN_WAVEFRONT_SIZE__>;
 using Sink = gpu::BackwardSink<__AMDGCN_WAVEFRONT_SIZE__>;
 

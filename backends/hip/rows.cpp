@@ -126,7 +126,7 @@ const Entry merge_table_entry = entry_of<gpu::MergeTable>(merge_functions[1]);
 const Entry keep_mask_entry = entry_of<gpu::KeepMask>(merge_functions[2]);
 const Entry backward_entries[kBackwardPasses] = {
     entry_of<gpu::BackwardConvert<64>>(backward_functions[kPassConvert]),
-    entry_of<gpu::BackwardPrepare<64>>(backward_functions[kPassPrepare]),
+    entry_of<gpu::BackwardPrepare<64, false>>(backward_functions[kPassPrepare]),
     entry_of<gpu::BackwardFinish<64>>(backward_functions[kPassFinish]),
     entry_of<gpu::BackwardSink<64>>(backward_functions[kPassSink])};
 

@@ -120,6 +120,24 @@ struct alignas(16) RowStat {
 // it falls with the root of the number of keys, so it shows where a row sees few of them, or where few rows
 // of a KV head add up. In float32 there is no rounding of dS to compare with, only those of sums: more keys.
 constexpr int32_t kFewKeys = 96, kFewKeysF32 = 512, kFewRows = 64;
+// A natural LSE beyond this makes p inexact in 16 bits, or float32: its rounding is a relative error of p.
+constexpr float kLargeLse = 256.0f, kLargeLseF32 = 16.0f;
+
+struct KeyWork;
+
+// What the blocks of a row of the copy engine work on, one piece after the other; see key_work.hpp.
+struct KeyOrder {
+  KeyWork *work;     // [units] made by the preparing kernel
+  uint64_t *next;    // units that blocks have taken beyond their first ones; zero before the main kernel
+  int64_t units;
+  int32_t blocks;    // of the preparing kernel that find them: its first
+  int32_t tiles;     // as BackwardArgs::tiles of the main kernel
+  int32_t together;  // KV heads that are worked on side by side, so that L2 holds their queries
+  int32_t tile_q, tile_k;
+  int32_t direct;    // a unit has all keys of its head and makes the head's dQ: of every query tile
+};
+
+constexpr int32_t kCoarseRows = 8;
 
 // Row of stats and of dq_sum by rows: batch-major over slots, [Hq, total_q] when packed.
 struct BackwardArgs {
@@ -137,14 +155,17 @@ struct BackwardArgs {
   int32_t dq_part_q;  // see sum_index() in gradient.hpp
   float lse_unit;     // log2(e): LSE is kept in base two. 1: natural, see Weighs in gradient.hpp
   int32_t stats_always; // BackwardStats leaves no tile of rows out
+  uint8_t *coarse;      // [ceil(rows of stats / kCoarseRows)] whether a row of so many is coarse, see is_coarse()
+  int32_t few_keys;     // kFewKeys or kFewKeysF32
+  float large_lse;      // kLargeLse or kLargeLseF32 in the unit of LSE
   int32_t bias_tiles_q; // tiles of dBias along queries and keys, 1 where the bias is broadcast
   int32_t bias_tiles_k;
+  KeyOrder order;
 };
 
 // Backward by the copy engine; see backends/cuda/sm90/backward.hpp.
 struct EngineBackwardArgs {
   BackwardArgs backward;
-  int32_t together; // KV heads that are worked on side by side, so that L2 holds their queries
   TensorMap q, k, v, dout;
 };
 

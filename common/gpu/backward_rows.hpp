@@ -9,6 +9,7 @@
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/element.hpp"
 #include "common/gpu/gradient.hpp"
+#include "common/gpu/key_work.hpp"
 #include "common/gpu/platform.hpp"
 #include "common/gpu/score.hpp"
 #include "common/gpu/work.hpp"
@@ -47,43 +48,65 @@ constexpr int kRowLanes = 4, kRowThreads = 128;
 
 // body(n, lane) for every row n of the problem, with all its lanes. The lanes of a wave take the same number
 // of turns, because they may meet in them: n may lie beyond the last row.
+// By all blocks but the first `others`.
 template <class Body>
-TSRI_DEVICE void each_row(int64_t rows, const Body &body) {
+TSRI_DEVICE void each_row(int64_t rows, int32_t others, const Body &body) {
   constexpr int rows_each = kRowThreads / kRowLanes;
-  const int64_t step = static_cast<int64_t>(block_count()) * rows_each;
-  for (int64_t first = static_cast<int64_t>(block_index()) * rows_each; first < rows; first += step)
+  const int64_t step = (static_cast<int64_t>(block_count()) - others) * rows_each;
+  for (int64_t first = (static_cast<int64_t>(block_index()) - others) * rows_each; first < rows; first += step)
     body(first + thread_index() / kRowLanes, thread_index() % kRowLanes);
 }
 
-template <int kWave>
+// kUnits: some rows have units of work, see key_work.hpp.
+template <int kWave, bool kUnits>
 struct BackwardPrepare {
   using Args = BackwardArgs;
-  static constexpr int kThreads = kRowThreads, kMinBlocks = 1;
+  static constexpr int kThreads = kRowThreads, kMinBlocks = 8; // as many loads under way as registers allow
   static constexpr uint32_t kSharedBytes = 0;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
+    release_later();
     const int64_t rows = query_rows(args.call.p, args.call.a);
-    each_row(rows, [&args, rows](int64_t n, int lane) {
+    const int32_t others = kUnits ? args.order.blocks : 0;
+    if constexpr (kUnits)
+      if (static_cast<int32_t>(block_index()) < others) {
+        find_units<kThreads, kWave>(args);
+        return;
+      }
+    each_row(rows, others, [&args, rows](int64_t n, int lane) {
       QueryRow row = {-1, 0, 0};
       if (n < rows) row = query_row(args.call.p, args.call.a, n);
-      const RowStat stat = stat_of(args, row, lane);
+      bool coarse = false;
+      const RowStat stat = stat_of(args, row, lane, coarse);
+      coarse = any_of_lanes<kRowLanes * kCoarseRows>(coarse);
       if (n >= rows) return;
+      if (n % kCoarseRows == 0 && lane == 0) args.coarse[n / kCoarseRows] = coarse;
       if (lane == 0) args.stats[n] = stat;
       if (lane == 0 && args.weight) args.weight[n] = 1.0f;
     });
     if (!args.dq_sum) return;
     Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum);
-    const int64_t step = static_cast<int64_t>(block_count()) * kThreads;
-    for (int64_t i = static_cast<int64_t>(block_index()) * kThreads + thread_index(); i < args.dq_floats / 4; i += step)
+    const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
+    for (int64_t i = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
+         i < args.dq_floats / 4; i += step)
       sum[i] = Chunk{{0, 0, 0, 0}};
   }
 
-  TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, int lane) {
+  template <int kLanes>
+  TSRI_DEVICE_MEMBER bool any_of_lanes(bool x) {
+    uint32_t any = x;
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) any |= shuffle_xor(any, mask);
+    return any != 0;
+  }
+
+  // coarse: becomes true where the row is.
+  TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, int lane, bool &coarse) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
     float sum = 0.0f;
     bool used = false;
+    int64_t keys = 0, queries = 0;
     if (r.b >= 0) {
       const tsri_sequence sequence = tsri_sequence_of(&p, &a, r.b);
       const int64_t i = r.row - sequence.q.begin;
@@ -93,6 +116,8 @@ struct BackwardPrepare {
         const tsri_mask_row band = tsri_mask_row_of(&rule, i);
         stat.lo = static_cast<int32_t>(band.lo);
         stat.hi = static_cast<int32_t>(band.hi);
+        keys = rule.prefix + band.hi - band.lo;
+        queries = sequence.q.len;
         sum = dot(args, r, lane);
       }
     }
@@ -104,6 +129,7 @@ struct BackwardPrepare {
     const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
     if (lse != -infinity()) stat.lse = plain_nan(lse * args.lse_unit);
     stat.delta = plain_nan(stat.delta);
+    coarse = is_coarse(args, queries, keys, stat.lse);
     return stat;
   }
 
@@ -153,7 +179,7 @@ struct BackwardConvert {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const tsr_problem &p = args.call.p;
     const int64_t rows = query_rows(p, args.call.a);
-    each_row(rows, [&args, &p, rows](int64_t n, int lane) {
+    each_row(rows, 0, [&args, &p, rows](int64_t n, int lane) {
       if (n >= rows) return;
       const QueryRow r = query_row(p, args.call.a, n);
       if (r.b < 0 || !is_used(p, args.call.a, r)) return;
@@ -180,11 +206,12 @@ struct BackwardFinish {
   static constexpr uint32_t kSharedBytes = kThreads / 32 * kPart;
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
+    wait_for_earlier();
     const tsr_problem &p = args.call.p;
     if (args.dq_tile_q) finish_tiles(args);
     if (args.dq_tile_q && !args.call.a.used_q && !args.call.a.left_pad_q) return;
     const int64_t rows = query_rows(p, args.call.a);
-    each_row(rows, [&args, &p, rows](int64_t n, int lane) {
+    each_row(rows, 0, [&args, &p, rows](int64_t n, int lane) {
       if (n >= rows) return;
       const QueryRow r = query_row(p, args.call.a, n);
       if (r.b < 0) return;
@@ -192,68 +219,13 @@ struct BackwardFinish {
       if (args.dq_tile_q) {
         const float none[8] = {};
         if (!used)
-          for (int c = lane * 8; c < p.dim_qk; c += kRowLanes * 8) store_eight(args, r, c, none);
+          for (int c = lane * 8; c < p.dim_qk; c += kRowLanes * 8) store_dq(args, r.b, r.h, r.row, c, none);
         return;
       }
       for (int chunk = 0; chunk < args.dq_chunks; ++chunk)
         finish_row(args, r, args.dq_sum + (chunk * rows + n) * args.dq_columns, lane, used ? p.scale : 0.0f,
                    chunk * args.dq_columns);
     });
-  }
-
-  // Eight columns of dQ from c on.
-  TSRI_DEVICE_MEMBER void store_eight(const BackwardArgs &args, const QueryRow &r, int c, const float (&y)[8]) {
-    const tsr_problem &p = args.call.p;
-    void *dq = args.call.a.dq;
-    const int64_t to = tsri_row_offset(p.dq.stride, r.b, r.h, r.row) + c * p.dq.stride[3];
-    const bool add = p.accumulate & TSR_ACCUMULATE_DQ;
-    if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
-      TSRI_UNROLL
-      for (int d = 0; d < 8; ++d) {
-        if (c + d >= p.dim_qk) break;
-        const int64_t at = to + d * p.dq.stride[3];
-        store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + y[d] : y[d]);
-      }
-      return;
-    }
-    uint32_t w[4];
-    TSRI_UNROLL
-    for (int i = 0; i < 4; ++i)
-      w[i] = p.dq.dtype == TSR_DTYPE_F16 ? pack_f16(y[2 * i], y[2 * i + 1]) : pack_bf16(y[2 * i], y[2 * i + 1]);
-    store_chunk(static_cast<uint16_t *>(dq) + to, w);
-  }
-
-  // A tile of dq_sum and whose queries it has: used ones of (b, h) from i0 on, b -1: none.
-  struct TileOwner {
-    int64_t b, h;
-    tsri_span q;
-    int32_t i0;
-  };
-  TSRI_DEVICE_MEMBER TileOwner tile_owner(const BackwardArgs &args, int64_t tile) {
-    const tsr_problem &p = args.call.p;
-    const tsr_args &a = args.call.a;
-    TileOwner owner;
-    int64_t rest;
-    const int64_t slot = divide(tile, sum_tiles(p, a, args.dq_tile_q, 0, 0).head, rest);
-    if (!a.cu_q) {
-      owner.b = divide(slot, p.heads_q, owner.h);
-    } else {
-      owner.h = slot;
-      owner.b = 0;
-      int64_t hi = p.batch; // the last sequence whose tiles begin at or before this one
-      while (hi - owner.b > 1) {
-        const int64_t middle = owner.b + (hi - owner.b) / 2;
-        if (tsri_index(a.cu_q, p.index_dtype, middle) / args.dq_tile_q + middle <= rest)
-          owner.b = middle;
-        else
-          hi = middle;
-      }
-    }
-    owner.q = tsri_sequence_of(&p, &a, owner.b).q;
-    if (a.cu_q) rest -= sum_tiles(p, a, args.dq_tile_q, owner.q.slot_begin, owner.b).first;
-    owner.i0 = static_cast<int32_t>(rest) * args.dq_tile_q;
-    if (rest < 0 || owner.i0 >= owner.q.len) owner.b = -1;
-    return owner;
   }
 
   // Tiles in the order of accumulators, see sum_index(): 32 lanes take eight queries at a time, and of them 32
@@ -268,7 +240,7 @@ struct BackwardFinish {
     for (int64_t unit = first; unit < units; unit += step) {
       int64_t eight;
       const int64_t tile = divide(unit, eights, eight);
-      const TileOwner owner = tile_owner(args, tile);
+      const SumTile owner = sum_tile(args.call.p, args.call.a, args.dq_tile_q, tile);
       const int q = static_cast<int>(eight) * 8;
       if (owner.b < 0 || owner.i0 + q >= owner.q.len) continue;
       const float *from = args.dq_sum + tile * args.dq_tile_q * args.dq_columns + lane * 4;
@@ -297,7 +269,7 @@ struct BackwardFinish {
           y[i] = args.call.p.scale * bits_float(lo.w[i]);
           y[i + 4] = args.call.p.scale * bits_float(hi.w[i]);
         }
-        if (used && column < args.call.p.dim_qk) store_eight(args, row, column, y);
+        if (used && column < args.call.p.dim_qk) store_dq(args, row.b, row.h, row.row, column, y);
       }
     }
   }
@@ -314,7 +286,7 @@ struct BackwardFinish {
         TSRI_UNROLL
         for (int w = 0; w < 4; ++w) y[4 * i + w] = factor * bits_float(x.w[w]);
       }
-      store_eight(args, r, column + c, y);
+      store_dq(args, r.b, r.h, r.row, column + c, y);
     }
   }
 };
@@ -339,7 +311,7 @@ struct BackwardSink {
     const int64_t h = block_index();
     const float sink = args.call.a.sink[h];
     const int64_t each = args.call.a.cu_q ? p.total_q : p.seq_q; // rows that follow each other
-    const int64_t batches = args.call.a.cu_q ? 1 : p.batch;
+    const int64_t batches = args.call.a.cu_q ? p.batch > 0 : p.batch; // of no sequence there is no row
     double sum = 0;
     for (int64_t n = thread_index(); n < batches * each; n += kThreads) {
       const int64_t row = (n / each * p.heads_q + h) * each + n % each;

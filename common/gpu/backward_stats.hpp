@@ -14,7 +14,8 @@ namespace gpu {
 // that the gradients are made of, so that a row's dS sums to zero, and is zero with a single key. The
 // stored O and LSE have lost that to their rounding. Left out, unless stats_always, for tiles of many rows
 // whose LSE is small and which all see many keys: there a long sum hides the difference.
-template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny>
+// kBlocks: of a multiprocessor, where more than the tiles' own number fit into registers; 0: that one.
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny, int kBlocks = 0>
 struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
   using U = typename Base::U;
@@ -25,10 +26,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   static constexpr int kRows = kFree * U::kRows; // of a lane
   using Natural = Weighs<typename U::Element, kAny>;
   static constexpr uint32_t kSharedBytes = Base::kSharedBytes;
-  static constexpr bool kIsFloat = sizeof(typename U::Element) == 4;
-  // LSE beyond this makes p inexact in 16 bits, or float32: its rounding is a relative error of p.
-  static constexpr float kLargeLse = kIsFloat ? 16.0f : 256.0f;
-  static constexpr int32_t kFew = kIsFloat ? kFewKeysF32 : kFewKeys;
+  static constexpr int kMinBlocks = kBlocks ? kBlocks : Base::kMinBlocks;
 
   // A sum with what rounding took from it, which counts in float32: delta is as large as a dP, and its
   // rounding is shared by all keys of a row.
@@ -67,15 +65,51 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     Sum sum, delta; // this lane's share
   };
 
+  // Tiles of queries, numbered as those of sum_tiles(): the lanes of a wave look at one each, then the block works
+  // on those that have coarse rows. Every wave looks at the same ones and finds the same.
   TSRI_DEVICE_MEMBER void block(const Args &args) {
+    release_later();
+    wait_for_earlier();
     Shared &shared = shared_at<Shared>(0);
-    const uint32_t h = Base::find(args, shared, 1);
-    typename Base::Rows rows;
-    if (!Base::rows_of(shared, rows)) return;
-    const int32_t i0 = rows.i0;
-    const KeyTiles &tiles = rows.keys;
+    // In 32 bits, of which there are enough for blocks and for one stride more: scalars are short on some devices.
+    const uint32_t total = static_cast<uint32_t>(args.tiles) * static_cast<uint32_t>(args.call.p.heads_q) *
+                           (args.call.a.cu_q ? 1u : static_cast<uint32_t>(args.call.p.batch));
+    TSRI_NO_UNROLL
+    for (uint32_t n = block_index(); n < total;) {
+      const int64_t own = n + static_cast<int64_t>(thread_index() % U::kWave) * block_count();
+      const uint32_t wanted = own < total && (args.stats_always || may_be_coarse(args, own));
+      TSRI_NO_UNROLL
+      for (int t = 0; t < U::kWave && n < total; ++t, n += block_count())
+        if (uniform(static_cast<int32_t>(shuffle(wanted, t)))) tile(args, shared, n);
+    }
+  }
+
+  // As BackwardPrepare left it: true also where a neighbour of the tile is meant.
+  TSRI_DEVICE_MEMBER bool may_be_coarse(const Args &args, int64_t n) {
+    const tsr_problem &p = args.call.p;
+    const SumTile tile = sum_tile(p, args.call.a, kTileQ, n);
+    if (tile.b < 0) return false;
+    const int64_t row = stat_row(p, args.call.a, tile.q, tile.b, tile.h) + tile.i0;
+    const int64_t last = (row + smaller(static_cast<int64_t>(kTileQ), tile.q.len - tile.i0) - 1) / kCoarseRows;
+    uint32_t any = 0;
+    for (int64_t i = row / kCoarseRows; i <= last; ++i) any |= args.coarse[i];
+    return any != 0;
+  }
+
+  TSRI_DEVICE_MEMBER void tile(const Args &args, Shared &shared, int64_t n) {
+    const SumTile place = sum_tile(args.call.p, args.call.a, kTileQ, n);
+    if (uniform(static_cast<int32_t>(place.b)) < 0) return;
+    const uint32_t h = static_cast<uint32_t>(place.h);
+    const int32_t i0 = uniform(place.i0), sq = uniform(static_cast<int32_t>(place.q.len));
+    sync_block(); // the tile before
+    if (thread_index() == 0) {
+      shared.place = Place{place.b, 0};
+      Base::take(args, shared, place.b, h);
+    }
+    sync_block();
+    const KeyTiles tiles = key_tiles(shared.rule, i0, smaller(i0 + kTileQ, sq), kTileK);
     if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
-    if (!args.stats_always && !is_coarse(args, shared, i0, rows.sq)) return;
+    if (!args.stats_always && !has_coarse(args, shared, i0, sq)) return;
     Base::load_queries(args, shared, i0);
     copy_commit();
     copy_wait<0>();
@@ -97,17 +131,12 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
   }
 
   // Whether some row of the tile needs better numbers than the stored ones.
-  TSRI_DEVICE_MEMBER bool is_coarse(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
-    if (static_cast<int64_t>(sq) * args.call.group < kFewRows) return true;
-    const float most = kLargeLse * args.lse_unit;
+  TSRI_DEVICE_MEMBER bool has_coarse(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     bool coarse = false;
     for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
-      if (i < 0) continue;
       const RowStat stat = args.stats[shared.stats + i];
-      const int32_t keys = prefix + stat.hi - stat.lo;
-      if (keys == 0 || stat.lse == infinity()) continue;
-      if (keys <= kFew || !(stat.lse <= most && stat.lse >= -most)) coarse = true;
+      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse) || coarse;
     }
     return any_lane(coarse); // every wave looks at the whole tile: all agree
   }

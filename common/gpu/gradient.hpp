@@ -11,6 +11,7 @@
 #include "common/gpu/row_policy.hpp"
 #include "common/gpu/score.hpp"
 #include "common/gpu/tile.hpp"
+#include "common/gpu/work.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -32,6 +33,36 @@ TSRI_HOST_DEVICE inline SumTiles sum_tiles(const tsr_problem &p, const tsr_args 
   const int64_t head = (p.seq_q + tile_q - 1) / tile_q;
   return SumTiles{b * p.heads_q * head, head};
 }
+// The tile of number n of all: used queries of (b, h) from i0 on. b -1: none.
+struct SumTile {
+  int64_t b, h;
+  tsri_span q;
+  int32_t i0;
+};
+TSRI_DEVICE SumTile sum_tile(const tsr_problem &p, const tsr_args &a, int32_t tile_q, int64_t n) {
+  SumTile tile;
+  int64_t rest;
+  const int64_t slot = divide(n, sum_tiles(p, a, tile_q, 0, 0).head, rest);
+  if (!a.cu_q) {
+    tile.b = divide(slot, p.heads_q, tile.h);
+  } else {
+    tile.h = slot;
+    tile.b = 0;
+    int64_t hi = p.batch; // the last sequence whose tiles begin at or before this one
+    while (hi - tile.b > 1) {
+      const int64_t middle = tile.b + (hi - tile.b) / 2;
+      if (tsri_index(a.cu_q, p.index_dtype, middle) / tile_q + middle <= rest)
+        tile.b = middle;
+      else
+        hi = middle;
+    }
+  }
+  tile.q = tsri_sequence_of(&p, &a, tile.b).q;
+  if (a.cu_q) rest -= sum_tiles(p, a, tile_q, tile.q.slot_begin, tile.b).first;
+  tile.i0 = static_cast<int32_t>(rest) * tile_q;
+  if (rest < 0 || tile.i0 >= tile.q.len) tile.b = -1;
+  return tile;
+}
 // Within such a tile of tile_q queries: the element of query q, column d. Parts of 64 columns x part_q queries, one
 // after the other, each as the accumulators of dQ^T lie in a warpgroup: 16 columns a warp, a
 // lane's four numbers of 16 columns x 8 queries together.
@@ -52,6 +83,39 @@ TSRI_DEVICE void load_stats(uint32_t offset, const RowStat *stats, int32_t i0, i
   for (int r = fresh_thread_index(); r < kRows; r += kThreads)
     copy_async(offset + static_cast<uint32_t>(r) * 16, stats + smaller(i0 + r, length - 1),
                i0 + r < length);
+}
+
+// kCount columns of dQ from c on, a multiple of it, of a row of the tensor.
+template <int kCount>
+TSRI_DEVICE void store_dq(const BackwardArgs &args, int64_t b, int64_t h, int64_t row, int c, const float (&y)[kCount]) {
+  struct alignas(kCount * 2) Halves {
+    uint32_t w[kCount / 2];
+  };
+  const tsr_problem &p = args.call.p;
+  void *dq = args.call.a.dq;
+  const int64_t to = tsri_row_offset(p.dq.stride, b, h, row) + c * p.dq.stride[3];
+  const bool add = p.accumulate & TSR_ACCUMULATE_DQ;
+  if (!(args.call.vector & kVectorDq) || p.dq.dtype == TSR_DTYPE_F32 || add) {
+    TSRI_UNROLL
+    for (int d = 0; d < kCount; ++d) {
+      if (c + d >= p.dim_qk) break;
+      const int64_t at = to + d * p.dq.stride[3];
+      store_element(p.dq.dtype, dq, at, add ? load_element(p.dq.dtype, dq, at) + y[d] : y[d]);
+    }
+    return;
+  }
+  Halves x;
+  TSRI_UNROLL
+  for (int i = 0; i < kCount / 2; ++i)
+    x.w[i] = p.dq.dtype == TSR_DTYPE_F16 ? pack_f16(y[2 * i], y[2 * i + 1]) : pack_bf16(y[2 * i], y[2 * i + 1]);
+  *reinterpret_cast<Halves *>(static_cast<uint16_t *>(dq) + to) = x;
+}
+
+// Whether a row that sees `keys` keys needs better numbers than the stored ones.
+TSRI_DEVICE bool is_coarse(const BackwardArgs &args, int64_t queries, int64_t keys, float lse) {
+  if (keys <= 0 || lse == infinity()) return false;
+  return queries * args.call.group < kFewRows || keys <= args.few_keys ||
+         !(lse <= args.large_lse && lse >= -args.large_lse);
 }
 
 // How used queries [r0, r1) of the tile of stats meet keys [j0, j1).

@@ -88,6 +88,32 @@ Test(cuda_backward, copy_engine) {
   }
 }
 
+// Where one tile of keys is all that a head has, dQ is written without sums; blocks are no more than processors.
+Test(cuda_backward, one_tile_of_keys) {
+  for (int64_t dim : {64, 128}) {
+    tsr_problem p = backward_of(8, 64, 64, 300, 128, dim, dim);
+    Winner w = choose(h200, p);
+    BackwardCut cut = cut_of(w);
+    cr_expect(std::strstr(w.row->name, "__sm90_") && cut.direct && !cut.sums, "%s", w.row->name);
+    cr_expect_eq(cut.queries.blocks, 0);
+    cr_expect_eq(cut.dq_floats, 8 * 64 * ((300 + w.row->tile_q - 1) / w.row->tile_q) * w.row->tile_q * dim);
+    cr_expect_eq(cut.keys.blocks, 8 * 64);
+    cr_expect_eq(cut.key_blocks, h200.processors);
+    cr_expect_lt(w.choice.estimate.workspace, size_t{8 * 64 * 300 * 32});
+    p.determinism = TSR_DETERMINISM_DETERMINISTIC; // nothing depends on an order
+    cr_expect(cut_of(choose(h200, p)).direct);
+    p.determinism = TSR_DETERMINISM_BATCH_INVARIANT; // nor may anything depend on sizes
+    cr_expect(!cut_of(choose(h200, p)).direct);
+    p = backward_of(8, 64, 64, 300, 129, dim, dim);
+    cr_expect(!cut_of(choose(h200, p)).direct);
+    p = backward_of(8, 64, 64, 300, 128, dim, dim); // rows that are no query's
+    p.arrays = TSR_ARRAY_USED_Q;
+    cr_expect(!cut_of(choose(h200, p)).direct);
+  }
+  // Wide heads have no such kernel.
+  cr_expect(!cut_of(choose(h200, backward_of(8, 64, 64, 300, 128, 256, 256))).direct);
+}
+
 Test(cuda_backward, refusals_say_what_was_found) {
   tsr_problem p = backward_of(1, 1, 1, 64, 64, 64, 300);
   cr_expect(choose(h200, p).refusals.find("dim_v is 300; this kernel takes up to 256") !=
@@ -189,6 +215,11 @@ Test(cuda_backward, empty_problems_still_write_what_is_there) {
   cr_expect(cut.row_blocks > 0 && cut.keys.blocks == 0 && cut.sums);
   cut = cut_of(choose(h200, backward_of(0, 4, 2, 70, 70, 64, 64)));
   cr_expect(cut.row_blocks == 0 && cut.keys.blocks == 0);
+  tsr_problem p = backward_of(0, 4, 2, 300, 300, 64, 64); // packed: of no sequence, whatever rows there are
+  p.arrays = TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K;
+  p.total_q = p.total_k = 900;
+  cut = cut_of(choose(h200, p));
+  cr_expect(cut.rows == 0 && cut.row_blocks == 0 && cut.stats.blocks == 0 && cut.stats_blocks == 0);
 }
 
 // Blocks cover all rows of packed sequences, wherever they end.

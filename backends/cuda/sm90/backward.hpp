@@ -19,8 +19,11 @@
 namespace tessera {
 namespace gpu {
 
-// kSums: adds to dQ. Without it dQ is made by backward_query.hpp, and dS stays in registers.
-template <class E, int kTileQ_, int kDqk, int kDv, bool kSums>
+// What is done about dQ: nothing, and backward_query.hpp makes it, and dS stays in registers; added to sums; or
+// written, where a block's keys are all that there are.
+enum class QueryGradient { kNone, kSums, kDirect };
+
+template <class E, int kTileQ_, int kDqk, int kDv, QueryGradient kGradient>
 struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   using Keys = EngineKeys<E, kTileQ_, 128, kDqk, kDv>;
   using typename Keys::Acc;
@@ -31,9 +34,10 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   using typename Keys::U;
   using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
   using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
-  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
-  using Keys::kEmpty, Keys::kFullK, Keys::kFullV, Keys::kGroupBarrier;
+  using Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
+  using Keys::kEmpty, Keys::kEmptyV, Keys::kFullV, Keys::kGroupBarrier;
   using Keys::work, Keys::slot_of, Keys::parity_of;
+  static constexpr bool kSums = kGradient != QueryGradient::kNone;
   // dQ^T: warpgroups over columns, or over queries where there are 64 columns.
   static constexpr int kPartQ = kDqk / 64 == kGroups ? kTileQ : kTileQ / kGroups;
   static_assert(kPartQ * 64 * kGroups == kTileQ * kDqk, "dQ is made of whole products");
@@ -49,7 +53,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   // Columns (of Q) x queries: K^T dS^T.
   TSRI_DEVICE_MEMBER void start_queries(Sums &dq, uint32_t slot, int group) {
     const uint32_t own = static_cast<uint32_t>(group);
-    const MatrixTile k = matrix_fresh(matrix_tile(kK + (kDqk > 64 ? own * kPieceK : 0), kPieceK));
+    const MatrixTile k = matrix_fresh(matrix_tile(Keys::keys_at() + (kDqk > 64 ? own * kPieceK : 0), kPieceK));
     const MatrixTile s =
         matrix_fresh(matrix_tile(kS + slot * kBytesS + (kPartQ < kTileQ ? own * (kPartQ * 128) : 0), 16));
     TSRI_UNROLL
@@ -75,7 +79,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void store_queries(const Sums &dq) {
     const int thread = fresh_thread_index();
     const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
-    if (thread % 32 == 0) bulk_wait_read();
+    if (kGradient == QueryGradient::kSums && thread % 32 == 0) bulk_wait_read();
     sync_wave();
     TSRI_UNROLL
     for (int c = 0; c < kPartQ / 16; ++c)
@@ -87,6 +91,10 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       }
   }
   TSRI_DEVICE_MEMBER void add_queries(const BackwardArgs &args, int32_t tile) {
+    if constexpr (kGradient == QueryGradient::kDirect) {
+      write_queries(args, tile);
+      return;
+    }
     fence_async();
     sync_wave();
     const int thread = fresh_thread_index();
@@ -94,6 +102,30 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     bulk_add(args.dq_sum + static_cast<int64_t>(tile) * (kTileQ * kDqk) + thread / 32 * (16 * kPartQ),
              part_of(thread), kPartD);
     bulk_commit();
+  }
+
+  // The same into the tensor: eight queries at a time, of each this warp's 16 columns by four lanes. tile: of all
+  // that the unit goes through.
+  TSRI_DEVICE_MEMBER void write_queries(const BackwardArgs &args, int32_t tile) {
+    sync_wave();
+    const KeyWork &w = work();
+    const int thread = fresh_thread_index(), group = thread / kWarpgroup, lane = thread % 32;
+    const int32_t head = tile / w.count;
+    const int first = (tile - head * w.count) * kTileQ + (kPartQ < kTileQ ? group * kPartQ : 0);
+    const int column = (kPartQ < kTileQ ? 0 : group * 64) + thread / 32 % 4 * 16 + lane % 4 * 4;
+    // As the accumulators lie: query lane / 4 of eight, column lane % 4 * 4 of 16 and the next three.
+    const uint32_t from = part_of(thread) + static_cast<uint32_t>(lane % 2 * 4 * 4 + lane / 8) * 16 +
+                          static_cast<uint32_t>(lane % 4 / 2 * 2 + lane / 4 % 2) * 4;
+    TSRI_NO_UNROLL
+    for (int q = 0; q < kPartQ; q += 8) {
+      float y[4];
+      TSRI_UNROLL
+      for (int d = 0; d < 4; ++d)
+        y[d] = args.call.p.scale * shared_at<float>(from + static_cast<uint32_t>(q) * 64 + static_cast<uint32_t>(d) * 64);
+      const int row = first + q + lane / 4;
+      if (row < w.queries && column < args.call.p.dim_qk)
+        store_dq(args, w.b, w.g * static_cast<int64_t>(w.heads) + head, w.q_row + row, column, y);
+    }
   }
 
   TSRI_DEVICE_MEMBER MatrixTile own_keys(uint32_t tile, int group) {
@@ -105,16 +137,16 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
 
   TSRI_DEVICE_MEMBER void wait_keys(int group) {
     const KeyWork &w = work();
-    phase_wait(kFullK, 0);
+    Keys::wait_for_keys();
     if (kSums && (w.key0 < 0 || w.key0 + kTileK > w.keys))
-      clear_rows<kBytesK, kPieceK>(kK, -w.key0, w.keys - w.key0, kGroupBarrier + group);
+      clear_rows<kBytesK, kPieceK>(Keys::keys_at(), -w.key0, w.keys - w.key0, kGroupBarrier + group);
   }
 
   // ---------------------------------------------------------------------- steps of turn n
 
   TSRI_DEVICE_MEMBER void start_scores_of(Scores &s, int32_t n, int group) {
     matrix_begin();
-    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(kK, group), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
+    start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(Keys::keys_at(), group), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
   }
   TSRI_DEVICE_MEMBER void start_dp(Scores &dp, int32_t n, bool tails, int group) {
     Keys::wait_dout(n, tails, group);
@@ -132,7 +164,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   // dS into its place, from which both warpgroups have read that of turn n - 2.
   TSRI_DEVICE_MEMBER void put_scores(const Operand &ds, int32_t n) {
     if (!kSums) return;
-    if (n > 0) phase_wait(kEmptyS + 8 * slot_of(n), parity_of(n - 1));
+    phase_wait(kEmptyS + 8 * slot_of(n), parity_of(n) ^ 1);
     store_scores(kS + slot_of(n) * kBytesS, ds);
   }
   TSRI_DEVICE_MEMBER void share_scores(int32_t n) {
@@ -141,40 +173,42 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     sync_wave();
     if (fresh_thread_index() % 32 == 0) phase_arrive(kFullS + 8 * slot_of(n));
   }
-  // n -1: of nothing, and nobody reads it; a product under a condition would be waited for at once.
-  TSRI_DEVICE_MEMBER void start_dq(Sums &dq, int32_t n, int group) {
-    if (n >= 0) phase_wait(kFullS + 8 * slot_of(n), parity_of(n));
+  // Of a turn that there is not (sum: its tile, below 0) it is of nothing, and nobody reads it; a product under a
+  // condition would be waited for at once.
+  TSRI_DEVICE_MEMBER void start_dq(Sums &dq, int32_t n, int32_t sum, int group) {
+    if (sum >= 0) phase_wait(kFullS + 8 * slot_of(n), parity_of(n));
     matrix_begin();
     start_queries(dq, slot_of(n), group);
   }
   // After dQ has been waited for, into shared memory.
-  TSRI_DEVICE_MEMBER void take_dq(Sums &dq, int32_t n) {
+  TSRI_DEVICE_MEMBER void take_dq(Sums &dq, int32_t n, int32_t sum) {
     matrix_pin(dq);
+    if (sum < 0) return;
     arrive_group(kEmptyS + 8 * slot_of(n));
-    if (n >= 0) store_queries(dq);
+    store_queries(dq);
   }
   TSRI_DEVICE_MEMBER uint32_t stats_of(int32_t n) { return kStats + slot_of(n) * kStatBytes; }
   TSRI_DEVICE_MEMBER bool is_full(const Turn &turn) { return turn.kind == TSRI_TILE_FULL; }
 
-  // The walk over `turns` query tiles, of all heads of the group; `s` holds scores of turn 0. dQ of a turn is made
+  // The walk over query tiles, of all heads of the group: turns n to end; `s` holds scores of turn n. dQ of a turn is made
   // in the next one, when the other warpgroup's dS has long been there: the two need not go in step, and one
   // multiplies while the other computes. After the last turn scores of none are made. Returns the tile of dq_sum
-  // of the last turn, whose dQ is left to do.
+  // of the last turn, whose dQ is left to do. Tiles below 0 stand for those of turns before the first.
   //
   // Of 64 queries P, as floats and as operand, and dP fit into registers: dV begins before dS is there, and P of
   // the next turn is found beside dQ.
-  TSRI_DEVICE_MEMBER int32_t walk_small(const Args &args, int group, int32_t turns, float unit, Scores &s,
+  TSRI_DEVICE_MEMBER int32_t walk_small(const Args &args, int group, int32_t n, int32_t end, float unit, Scores &s,
                                         Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
     const bool tails = Keys::has_tails();
-    int32_t sum_stored = 0, sum_before = 0; // tiles of dq_sum: of dQ in shared memory, of turn n - 1
+    int32_t sum_stored = -1, sum_before = -1; // tiles of dq_sum: of dQ in shared memory, of turn n - 1
     Scores dp;
     Operand p, ds;
-    Turn turn = Keys::turn_at(stats_of(0), group);
-    Keys::template differentiate<true>(is_full(turn), s, s, stats_of(0), unit);
+    Turn turn = Keys::turn_at(stats_of(n), group);
+    Keys::template differentiate<true>(is_full(turn), s, s, stats_of(n), unit);
     TSRI_NO_UNROLL
-    for (int32_t n = 0;; ++n) {
+    for (;; ++n) {
       start_dp(dp, n, tails, group);
-      if (kSums && n > 1) add_queries(args.backward, sum_stored);
+      if (kSums && sum_stored >= 0) add_queries(args.backward, sum_stored);
       pack_operand<E>(p, s);
       start_values(dv, p, n);
       matrix_wait<1>();
@@ -187,42 +221,42 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       sum_stored = sum_before;
       sum_before = turn.sum;
       matrix_wait<1>(); // dV
-      const bool more = n + 1 < turns;
+      const bool more = n + 1 < end;
       if (more) Keys::wait_queries(n + 1, tails, group);
       start_scores_of(s, n + 1, group);
       if (more) turn = Keys::turn_at(stats_of(n + 1), group);
       matrix_wait<1>(); // dK
-      arrive_group(kEmpty + 8 * slot_of(n));
+      Keys::arrive_warp(kEmpty + 8 * slot_of(n));
       Sums dq;
-      if constexpr (kSums) start_dq(dq, n - 1, group);
+      if constexpr (kSums) start_dq(dq, n - 1, sum_stored, group);
       matrix_wait<kSums ? 1 : 0>();
       matrix_pin(s);
       Keys::template differentiate<true>(is_full(turn), s, s, stats_of(n + 1), unit);
       if constexpr (kSums) {
         matrix_wait<0>();
-        take_dq(dq, n - 1);
+        take_dq(dq, n - 1, sum_stored);
       }
       if (!more) break;
     }
-    if (kSums && turns > 1) add_queries(args.backward, sum_stored);
+    if (kSums && sum_stored >= 0) add_queries(args.backward, sum_stored);
     return sum_before;
   }
 
   // Of 128 queries P is found beside dP, and scores of the next turn are made while dQ leaves.
-  TSRI_DEVICE_MEMBER int32_t walk_large(const Args &args, int group, int32_t turns, float unit, Scores &s,
+  TSRI_DEVICE_MEMBER int32_t walk_large(const Args &args, int group, int32_t n, float unit, Scores &s,
                                         Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
     const bool tails = Keys::has_tails();
-    int32_t sum_before = 0;
+    int32_t sum_before = -1;
     Scores dp;
     Operand p, ds;
-    Turn turn = Keys::turn_at(stats_of(0), group);
     TSRI_NO_UNROLL
-    for (int32_t n = 0;; ++n) {
+    for (;; ++n) {
       start_dp(dp, n, tails, group);
-      Keys::template differentiate<true>(is_full(turn), s, dp, stats_of(n), unit);
+      const bool full = Keys::turn_at(stats_of(n), group).kind == TSRI_TILE_FULL;
+      Keys::template differentiate<true>(full, s, dp, stats_of(n), unit);
       matrix_wait<0>();
       matrix_pin(dp);
-      Keys::template differentiate<false>(is_full(turn), s, dp, stats_of(n), unit);
+      Keys::template differentiate<false>(full, s, dp, stats_of(n), unit);
       pack_operand<E>(ds, dp);
       pack_operand<E>(p, s);
       put_scores(ds, n);
@@ -232,20 +266,19 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       Sums dq;
       if constexpr (kSums) {
         matrix_wait<1>(); // dV
-        start_dq(dq, n - 1, group);
+        start_dq(dq, n - 1, sum_before, group);
       }
       matrix_wait<kSums ? 1 : 0>(); // dK
-      arrive_group(kEmpty + 8 * slot_of(n));
-      const bool more = n + 1 < turns;
       const int32_t sum = sum_before;
-      sum_before = turn.sum;
+      sum_before = Keys::turn_at(stats_of(n), group).sum; // numbers that wait in shared memory, not in registers
+      Keys::arrive_warp(kEmpty + 8 * slot_of(n));
+      const bool more = n + 1 < Keys::end();
       if (more) Keys::wait_queries(n + 1, tails, group);
       start_scores_of(s, n + 1, group);
-      if (more) turn = Keys::turn_at(stats_of(n + 1), group);
       if constexpr (kSums) {
         matrix_wait<1>();
-        take_dq(dq, n - 1);
-        if (n > 0) add_queries(args.backward, sum);
+        take_dq(dq, n - 1, sum);
+        if (sum >= 0) add_queries(args.backward, sum);
       }
       matrix_wait<0>();
       matrix_pin(s);
@@ -254,53 +287,71 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     return sum_before;
   }
 
-  TSRI_DEVICE_MEMBER void walk(const Args &args, int group, Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+  // A unit, from turn n on. Returns the turn after its last.
+  TSRI_DEVICE_MEMBER int32_t walk(const Args &args, int group, int32_t n, Acc (&dk)[kDqk / 16],
+                                  Acc (&dv)[kDv / 16]) {
     const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const int32_t turns = work().count * work().heads;
+    int32_t end = n + work().count * work().heads;
     Scores s;
     wait_keys(group);
-    Keys::wait_queries(0, Keys::has_tails(), group);
-    start_scores_of(s, 0, group);
-    phase_wait(kFullV, 0);
+    Keys::wait_queries(n, Keys::has_tails(), group);
+    start_scores_of(s, n, group);
+    phase_wait(kFullV, Keys::unit_parity());
     matrix_wait<0>();
     matrix_pin(s);
     int32_t sum;
-    if constexpr (kTileQ == 64)
-      sum = walk_small(args, group, turns, unit, s, dk, dv);
-    else
-      sum = walk_large(args, group, turns, unit, s, dk, dv);
+    if constexpr (kTileQ == 64) {
+      sum = walk_small(args, group, n, end, unit, s, dk, dv);
+    } else {
+      if (fresh_thread_index() % 32 == 0) Keys::end() = end;
+      sync_wave();
+      sum = walk_large(args, group, n, unit, s, dk, dv);
+      end = Keys::end();
+    }
+    Keys::arrive_warp(kEmptyV);
     if constexpr (kSums) {
       Sums dq;
-      start_dq(dq, turns - 1, group);
+      start_dq(dq, end - 1, sum, group);
       matrix_wait<0>();
-      take_dq(dq, turns - 1);
+      take_dq(dq, end - 1, sum);
+      Keys::release_keys();
       add_queries(args.backward, sum);
+    } else {
+      Keys::release_keys();
     }
+    return end;
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
     const Call &call = args.backward.call;
     const int group = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / kWarpgroup), 0));
-    Acc dk[1][kDqk / 16], dv[1][kDv / 16];
-    clear<U>(dk);
-    clear<U>(dv);
-    if (work().count > 0) {
-      walk(args, group, dk[0], dv[0]);
-      matrix_pin(dk[0]);
-      matrix_pin(dv[0]);
+    int32_t n = 0;
+    TSRI_NO_UNROLL
+    while (Keys::take_work()) {
+      Acc dk[1][kDqk / 16], dv[1][kDv / 16];
+      clear<U>(dk);
+      clear<U>(dv);
+      if (work().count > 0) {
+        n = walk(args, group, n, dk[0], dv[0]);
+        matrix_pin(dk[0]);
+        matrix_pin(dv[0]);
+      } else {
+        Keys::pass_over();
+      }
+      const KeyWork &w = work();
+      const int row = fresh_thread_index() / 32 * 16, first = -w.key0, last = w.keys - w.key0;
+      store_warp_gradient<U>(dk[0], call.p.scale, first, last, call.p.dk, call.a.dk,
+                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+      store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
+                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+      Keys::leave_work();
     }
-    const KeyWork &w = work();
-    const int row = thread_index() / 32 * 16, first = -w.key0, last = w.keys - w.key0;
-    store_warp_gradient<U>(dk[0], call.p.scale, first, last, call.p.dk, call.a.dk,
-                           w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
-    store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
-                           w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
-    if (kSums && w.count > 0 && thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
+    if (kGradient == QueryGradient::kSums && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
-    if (thread_index() == 32) {
+    if (thread_index() == 0) {
       Keys::start_barriers(args);
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullS + 8 * s, 4 * kGroups);
@@ -308,9 +359,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
       }
       phase_init_done();
     }
-    if (warp == 0) Keys::find(args);
     sync_block();
-    if (work().b < 0) return;
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
       Keys::feed(args);

@@ -7,67 +7,10 @@
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_KEYS_HPP_
 
 #include "backends/cuda/sm90/backward_tiles.hpp"
+#include "common/gpu/key_work.hpp"
 
 namespace tessera {
 namespace gpu {
-
-// A block's keys and the queries that see them.
-struct KeyWork {
-  int32_t b, g;             // b -1: nothing to do
-  int32_t q_batch, k_batch; // where the copy engine finds them: 0 in packed tensors
-  int32_t k_row, q_row;     // rows of the tensors: the tile's first key, the first used query
-  int32_t key0;             // used index of the tile's first key; negative in left padding
-  int32_t keys, queries;
-  int32_t rows;             // of the slot, from the tile's first key on
-  int32_t begin, count;     // query tiles
-  int32_t heads;            // of the group
-  int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
-  int32_t sums, head_sums;   // likewise of tiles of dq_sum
-};
-
-// Number `n` of the grid: `together` heads side by side, and of each the first keys first, which the most
-// queries see under a causal mask. By a whole warp.
-TSRI_DEVICE KeyWork key_work(const EngineBackwardArgs &args, int64_t n, int tile_q, int tile_k) {
-  const Call &call = args.backward.call;
-  const tsr_problem &p = call.p;
-  const tsr_args &a = call.a;
-  const int64_t tiles = args.backward.tiles, together = args.together;
-  const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  int64_t rest, column, g;
-  const int64_t section = divide(n, tiles * together, rest);
-  const int64_t tile = divide(rest, smaller(together, slots - section * together), column);
-  const int64_t batch = divide(section * together + column, p.heads_kv, g);
-  KeyWork work = {};
-  work.g = static_cast<int32_t>(g);
-  Place place = {batch, static_cast<int32_t>(tile)};
-  if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, 32);
-  work.b = static_cast<int32_t>(place.b);
-  if (work.b < 0) return work;
-  const tsri_sequence sequence = tsri_sequence_of(&p, &a, place.b);
-  const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
-  const int32_t row0 = place.tile * tile_k;
-  work.rows = static_cast<int32_t>(sequence.k.slot_len) - row0;
-  if (work.rows <= 0) work.b = -1;
-  work.q_batch = a.cu_q ? 0 : work.b;
-  work.k_batch = a.cu_k ? 0 : work.b;
-  work.k_row = static_cast<int32_t>(sequence.k.slot_begin) + row0;
-  work.q_row = static_cast<int32_t>(sequence.q.begin);
-  work.key0 = row0 - static_cast<int32_t>(sequence.k.begin - sequence.k.slot_begin);
-  work.keys = static_cast<int32_t>(sequence.k.len);
-  work.queries = static_cast<int32_t>(sequence.q.len);
-  work.stats = stat_row(p, a, sequence.q, place.b, work.g * static_cast<int64_t>(call.group));
-  work.heads = call.group;
-  work.head_stats = a.cu_q ? p.total_q : p.seq_q;
-  const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
-  work.head_sums = static_cast<int32_t>(sums.head);
-  work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
-  const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
-  int64_t from = 0, to = 0;
-  if (first < end) tsri_mask_queries_of(&rule, first, end, &from, &to);
-  work.begin = static_cast<int32_t>(from) / tile_q;
-  work.count = to > from ? ceil_div(static_cast<int32_t>(to), tile_q) - work.begin : 0;
-  return work;
-}
 
 template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv>
 struct EngineKeys {
@@ -79,6 +22,8 @@ struct EngineKeys {
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kMinBlocks = 1;
   static constexpr int kStages = 2; // of queries, dO and their rows' numbers
+  // Of keys, where there is room: the next unit's are there before this one's dQ is done.
+  static constexpr int kKeyStages = kDqk <= 64 ? 2 : 1;
   static constexpr int kCon = kTileQ / 16;
 
   // Pieces of 64 columns, see instructions.hpp.
@@ -87,18 +32,24 @@ struct EngineKeys {
   static constexpr uint32_t kBytesQ = ceil_div(kDqk, 64) * kPieceQ, kBytesO = ceil_div(kDv, 64) * kPieceQ;
 
   // Barriers: full buffers, a stage that both warpgroups have read, and more of the program's own.
-  static constexpr uint32_t kFullK = 0, kFullV = 8;
+  static constexpr uint32_t kFullK = 0, kFullV = kFullK + 8 * 2;
   // Queries are full with what is known of their rows.
-  static constexpr uint32_t kFullQ = 16, kFullO = kFullQ + 8 * kStages;
-  static constexpr uint32_t kEmpty = kFullO + 8 * kStages, kMore = kEmpty + 8 * kStages;
-  static constexpr uint32_t kWork = kMore + 4 * 8;
+  static constexpr uint32_t kFullQ = kFullV + 8, kFullO = kFullQ + 8 * kStages;
+  static constexpr uint32_t kEmpty = kFullO + 8 * kStages, kEmptyK = kEmpty + 8 * kStages,
+                            kEmptyV = kEmptyK + 8 * 2;
+  // Units of work, two so that the next one is known early.
+  static constexpr uint32_t kFullW = kEmptyV + 8, kEmptyW = kFullW + 8 * 2, kMore = kEmptyW + 8 * 2;
+  // Those two, a copy of each of the two warps that feed, and the number that each warp is at.
+  static constexpr int kWarps = 4 * kGroups;
+  static constexpr uint32_t kWork = ceil_div(kMore + 4 * 8, 16) * 16, kWorkBytes = sizeof(KeyWork);
+  static constexpr uint32_t kNumbers = kWork + 4 * kWorkBytes, kEnds = kNumbers + 4 * kWarps;
   // Of a stage: -LSE, delta, begin and width of the band of every query, in the order of stat_at; then for 64
   // keys each, a Turn.
   static constexpr uint32_t kRowBytes = kTileQ * 4, kTurns = 4 * kRowBytes;
   static constexpr uint32_t kStatBytes = kTurns + kTileK / 64 * 16;
-  static constexpr uint32_t kStats = ceil_div(kWork + sizeof(KeyWork), 16) * 16;
+  static constexpr uint32_t kStats = kEnds + ceil_div(kWarps, 4) * 16;
   static constexpr uint32_t kK = ceil_div(kStats + kStages * kStatBytes, 1024) * 1024;
-  static constexpr uint32_t kV = kK + kBytesK;
+  static constexpr uint32_t kV = kK + kKeyStages * kBytesK;
   static constexpr uint32_t kQ = kV + kBytesV;
   static constexpr uint32_t kO = kQ + kStages * kBytesQ;
   static constexpr uint32_t kTilesEnd = kO + kStages * kBytesO;
@@ -123,18 +74,62 @@ struct EngineKeys {
     return (r / 16 * 16 + r % 8 / 2 * 4 + r % 16 / 8 * 2 + r % 2) * 4;
   }
 
-  TSRI_DEVICE_MEMBER const KeyWork &work() { return shared_at<KeyWork>(kWork); }
+  // Unit u of the block, as it is handed out.
+  TSRI_DEVICE_MEMBER const KeyWork &handed_out(int32_t u) { return shared_at<KeyWork>(kWork + slot_of(u) * kWorkBytes); }
+  // Of a warp that multiplies: the number of its unit, which is no register, and the unit.
+  TSRI_DEVICE_MEMBER int32_t &number() {
+    return shared_at<int32_t>(kNumbers + static_cast<uint32_t>(fresh_thread_index()) / 32 * 4);
+  }
+  // The turn after its last, for who is short of registers.
+  TSRI_DEVICE_MEMBER int32_t &end() {
+    return shared_at<int32_t>(kEnds + static_cast<uint32_t>(fresh_thread_index()) / 32 * 4);
+  }
+  TSRI_DEVICE_MEMBER const KeyWork &work() { return handed_out(number()); }
+  // The unit of warp kWarps + i: a copy, whose place is no register either.
+  template <uint32_t i>
+  TSRI_DEVICE_MEMBER KeyWork &work_of() { return shared_at<KeyWork>(kWork + (2 + i) * kWorkBytes); }
   TSRI_DEVICE_MEMBER uint32_t slot_of(int32_t n) { return static_cast<uint32_t>(n) & 1; }
   TSRI_DEVICE_MEMBER uint32_t parity_of(int32_t n) { return static_cast<uint32_t>(n) >> 1 & 1; }
 
+  // Of barriers that every unit goes through once.
+  TSRI_DEVICE_MEMBER uint32_t unit_parity() { return static_cast<uint32_t>(number()) & 1; }
+  // Of the keys of unit u.
+  TSRI_DEVICE_MEMBER uint32_t key_slot(int32_t u) { return kKeyStages > 1 ? slot_of(u) : 0; }
+  TSRI_DEVICE_MEMBER uint32_t key_parity(int32_t u) { return kKeyStages > 1 ? parity_of(u) : slot_of(u); }
+  TSRI_DEVICE_MEMBER uint32_t keys_at() { return kK + (kKeyStages > 1 ? slot_of(number()) * kBytesK : 0); }
+  TSRI_DEVICE_MEMBER void wait_for_keys() {
+    const int32_t u = number();
+    phase_wait(kFullK + 8 * key_slot(u), key_parity(u));
+  }
+  // By whole warps, each for itself: what a warp reads without products nothing else puts in front of another's word.
+  TSRI_DEVICE_MEMBER void arrive_warp(uint32_t barrier) {
+    sync_wave();
+    if (fresh_thread_index() % 32 == 0) phase_arrive(barrier);
+  }
+  TSRI_DEVICE_MEMBER void release_keys() { arrive_warp(kEmptyK + 8 * key_slot(number())); }
+  // A unit without query tiles: keys and values come all the same. By warps that multiply.
+  TSRI_DEVICE_MEMBER void pass_over() {
+    wait_for_keys();
+    phase_wait(kFullV, unit_parity());
+    release_keys();
+    arrive_warp(kEmptyV);
+  }
+
   // ---------------------------------------------------------------------------------- loading
 
-  // By one thread.
-  TSRI_DEVICE_MEMBER void load_tiles(const Args &args) {
-    const KeyWork &w = work();
-    const int32_t group = args.backward.call.group;
-    load_boxes<kBytesK, kPieceK>(kK, args.k, kFullK, w.k_row, w.g, w.k_batch);
-    int32_t n = 0;
+  // A unit of the block; its query tiles are turns n and following. By one thread. Returns the turn after them.
+  TSRI_DEVICE_MEMBER int32_t load_tiles(const Args &args, int32_t n) {
+    const KeyWork &w = work_of<0>();
+    const uint32_t again = (static_cast<uint32_t>(w.number) & 1) ^ 1;
+    const int32_t first = n, group = args.backward.call.group;
+    const uint32_t place = key_slot(w.number);
+    phase_wait(kEmptyK + 8 * place, key_parity(w.number) ^ 1);
+    load_boxes<kBytesK, kPieceK>(kK + place * kBytesK, args.k, kFullK + 8 * place, w.k_row, w.g, w.k_batch);
+    if (w.count == 0) { // nobody reads them, but everybody counts
+      phase_wait(kEmptyV, again);
+      load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
+      return n;
+    }
     for (int32_t head = w.g * group; head < (w.g + 1) * group; ++head)
       TSRI_NO_UNROLL
       for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
@@ -142,14 +137,18 @@ struct EngineKeys {
         const int32_t row = w.q_row + tile * kTileQ;
         phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
         load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
-        if (n == 0) load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
+        if (n == first) {
+          phase_wait(kEmptyV, again);
+          load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
+        }
         load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
       }
+    return n;
   }
 
   // How the queries of a tile, `used` of them, meet the group-th 64 keys.
   TSRI_DEVICE_MEMBER int class_of(uint32_t stats, int used, int group) {
-    const KeyWork &w = work();
+    const KeyWork &w = work_of<1>();
     const int32_t j0 = w.key0 + 64 * group, j1 = j0 + 64;
     if (j0 < 0 || j1 > w.keys || used < kTileQ) return TSRI_TILE_EDGE;
     RowBand band[2];
@@ -162,14 +161,13 @@ struct EngineKeys {
     return RowsClass::of(rows_class(band[0], band[1], 0), j0, j1);
   }
 
-  // By one warp, which has few registers. Rows beyond the used part are as rows that see nothing.
-  TSRI_DEVICE_MEMBER void load_stats(const Args &args) {
+  // As load_tiles, by one warp, which has few registers. Rows beyond the used part are as rows that see nothing.
+  TSRI_DEVICE_MEMBER int32_t load_stats(const Args &args, int32_t n) {
+    const KeyWork &w = work_of<1>();
     const int lane = thread_index() % 32;
-    int32_t n = 0;
-    for (int32_t head = 0; head < work().heads; ++head)
+    for (int32_t head = 0; head < w.heads; ++head)
       TSRI_NO_UNROLL
-      for (int32_t tile = work().begin; tile < work().begin + work().count; ++tile, ++n) {
-        const KeyWork &w = work();
+      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
         const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
         const int32_t left = w.queries - tile * kTileQ;
         const RowStat *stats = args.backward.stats + (w.stats + head * w.head_stats + tile * kTileQ);
@@ -190,11 +188,12 @@ struct EngineKeys {
         if (lane < kTileK / 64) {
           const int32_t used = smaller(kTileQ, left);
           shared_at<Turn>(to + kTurns + static_cast<uint32_t>(lane) * 16) =
-              Turn{class_of(to, used, lane), used, work().sums + head * work().head_sums + tile, 0};
+              Turn{class_of(to, used, lane), used, w.sums + head * w.head_sums + tile, 0};
         }
         sync_wave();
         if (lane == 0) phase_arrive(kFullQ + 8 * slot);
       }
+    return n;
   }
 
   // Used index of a lane's first key.
@@ -249,7 +248,9 @@ struct EngineKeys {
   }
 
   // Whether some tile of queries has unused ones.
-  TSRI_DEVICE_MEMBER bool has_tails() { return (work().begin + work().count) * kTileQ > work().queries; }
+  TSRI_DEVICE_MEMBER bool has_tails() {
+    return any_lane((work().begin + work().count) * kTileQ > work().queries); // one register, not what it is made of
+  }
 
   // Queries of turn n, and what is known of them.
   TSRI_DEVICE_MEMBER void wait_queries(int32_t n, bool tails, int group) {
@@ -274,26 +275,107 @@ struct EngineKeys {
     tensor_prefetch(args.k);
     tensor_prefetch(args.v);
     tensor_prefetch(args.dout);
-    phase_init(kFullK, 1);
+    for (uint32_t w = 0; w < kWarps; ++w) shared_at<int32_t>(kNumbers + w * 4) = -1;
+    work_of<0>().number = work_of<1>().number = -1;
     phase_init(kFullV, 1);
+    phase_init(kEmptyV, kWarps);
+    for (uint32_t s = 0; s < 2; ++s) {
+      phase_init(kFullK + 8 * s, 1);
+      phase_init(kEmptyK + 8 * s, kWarps);
+      phase_init(kFullW + 8 * s, 1);
+      phase_init(kEmptyW + 8 * s, kWarps + 1); // who loads hands out
+    }
     for (uint32_t s = 0; s < kStages; ++s) {
       phase_init(kFullQ + 8 * s, 2);
       phase_init(kFullO + 8 * s, 1);
-      phase_init(kEmpty + 8 * s, kGroups);
+      phase_init(kEmpty + 8 * s, kWarps);
     }
   }
 
-  // The warps that do not multiply.
+  // The warps that do not multiply. What earlier kernels of the run made, units of work, stats and cleared sums, is
+  // behind what they wait for; tensors were there before the first of these kernels began.
   TSRI_DEVICE_MEMBER void feed(const Args &args) {
-    if (work().count == 0) return;
-    if (thread_index() == kGroups * kWarpgroup) load_tiles(args);
-    if (thread_index() / 32 == 4 * kGroups + 1) load_stats(args);
+    const int warp = thread_index() / 32 - kWarps;
+    int32_t n = 0;
+    release_later();
+    wait_for_earlier();
+    if (warp == 0) {
+      int32_t unit = static_cast<int32_t>(block_index());
+      while (hand_out(args.backward.order, unit)) {
+        if (thread_index() % 32 == 0) n = load_tiles(args, n);
+        unit = next_unit(args.backward.order); // late, so that no block holds what another could begin
+      }
+    } else if (warp == 1) {
+      while (copy_work()) n = load_stats(args, n);
+    }
   }
 
-  TSRI_DEVICE_MEMBER void find(const Args &args) {
-    const KeyWork found = key_work(args, block_index(), kTileQ, kTileK);
-    if (thread_index() == 0) shared_at<KeyWork>(kWork) = found;
+  TSRI_DEVICE_MEMBER int32_t next_unit(const KeyOrder &order) {
+    uint32_t taken = 0;
+    if (thread_index() % 32 == 0) taken = static_cast<uint32_t>(increment_word(order.next));
+    return static_cast<int32_t>(block_count() + shuffle(taken, 0));
   }
+
+  // The unit, or what follows it if it is none, becomes the block's next one; false: there is none left, of which
+  // the others are told too. By the warp that loads.
+  TSRI_DEVICE_MEMBER bool hand_out(const KeyOrder &order, int32_t unit) {
+    const int lane = fresh_thread_index() % 32; // not what is known of it before: registers
+    const bool has = lane < static_cast<int>(kWorkBytes / 16);
+    Chunk part = {{0xffffffffu, 0, 0, 0}};
+    TSRI_NO_UNROLL
+    while (unit < order.units) {
+      if (has) part = reinterpret_cast<const Chunk *>(order.work + unit)[lane];
+      if (static_cast<int32_t>(shuffle(part.w[0], 0)) >= 0) break;
+      unit = next_unit(order);
+    }
+    const int32_t u = work_of<0>().number + 1;
+    sync_wave(); // all lanes have read the number, which the copy replaces
+    phase_wait(kEmptyW + 8 * slot_of(u), parity_of(u) ^ 1);
+    if (has) {
+      const uint32_t at = static_cast<uint32_t>(lane) * 16;
+      shared_at<Chunk>(kWork + slot_of(u) * kWorkBytes + at) = part;
+      shared_at<Chunk>(kWork + 2 * kWorkBytes + at) = part;
+    }
+    sync_wave();
+    if (lane == 0) {
+      work_of<0>().number = u;
+      phase_arrive(kFullW + 8 * slot_of(u));
+    }
+    sync_wave();
+    return work_of<0>().b >= 0;
+  }
+
+  // The block's next unit becomes that of the warp that fetches stats; false: there is none.
+  TSRI_DEVICE_MEMBER bool copy_work() {
+    const int lane = fresh_thread_index() % 32;
+    const int32_t u = work_of<1>().number + 1;
+    phase_wait(kFullW + 8 * slot_of(u), parity_of(u));
+    if (handed_out(u).b < 0) return false;
+    sync_wave(); // all lanes have read the number and are done with the unit before
+    if (lane < static_cast<int>(kWorkBytes / 16)) {
+      const uint32_t at = static_cast<uint32_t>(lane) * 16;
+      shared_at<Chunk>(kWork + 3 * kWorkBytes + at) = shared_at<Chunk>(kWork + slot_of(u) * kWorkBytes + at);
+    }
+    sync_wave();
+    if (lane == 0) {
+      work_of<1>().number = u;
+      phase_arrive(kEmptyW + 8 * slot_of(u));
+    }
+    sync_wave();
+    return true;
+  }
+
+  // The block's next unit becomes that of the calling warp, which multiplies; false: there is none.
+  TSRI_DEVICE_MEMBER bool take_work() {
+    const int32_t u = number() + 1;
+    phase_wait(kFullW + 8 * slot_of(u), parity_of(u));
+    if (handed_out(u).b < 0) return false;
+    sync_wave(); // all lanes have read the number
+    if (fresh_thread_index() % 32 == 0) number() = u;
+    sync_wave();
+    return true;
+  }
+  TSRI_DEVICE_MEMBER void leave_work() { arrive_warp(kEmptyW + 8 * slot_of(number())); }
 };
 
 } // namespace gpu

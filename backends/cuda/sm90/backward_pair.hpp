@@ -27,8 +27,8 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   using typename Keys::U;
   using Keys::kBytesK, Keys::kBytesO, Keys::kBytesQ, Keys::kPieceK, Keys::kPieceQ;
   using Keys::kCon, Keys::kGroups, Keys::kStages, Keys::kTileK, Keys::kTileQ;
-  using Keys::kK, Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
-  using Keys::kEmpty, Keys::kFullK, Keys::kFullV;
+  using Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
+  using Keys::kEmpty, Keys::kEmptyV, Keys::kFullV;
   using Keys::work, Keys::slot_of, Keys::parity_of;
   static constexpr uint32_t kFullP = Keys::kMore, kEmptyP = kFullP + 8 * kStages;
   static constexpr uint32_t kBytesP = kTileK * kTileQ * 4;
@@ -58,38 +58,32 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
       for (int e = 0; e < 4; ++e) p[i / 2].x[i % 2 * 4 + e] = bits_float(x.w[e]);
     }
   }
-  // By whole warps: a warp hands over to the one of the same place.
-  TSRI_DEVICE_MEMBER void arrive_warp(uint32_t barrier) {
-    sync_wave();
-    if (fresh_thread_index() % 32 == 0) phase_arrive(barrier);
-  }
-  TSRI_DEVICE_MEMBER void release(uint32_t slot) {
-    if (fresh_thread_index() % kWarpgroup == 0) phase_arrive(kEmpty + 8 * slot);
-  }
+  TSRI_DEVICE_MEMBER void release(uint32_t slot) { Keys::arrive_warp(kEmpty + 8 * slot); }
   TSRI_DEVICE_MEMBER bool is_full(uint32_t stats) { return Keys::turn_at(stats, 0).kind == TSRI_TILE_FULL; }
 
-  // The first warpgroup: P and dV.
-  TSRI_DEVICE_MEMBER void make_values(const Args &args, Acc (&dv)[kDv / 16]) {
-    const KeyWork &w = work();
+  TSRI_DEVICE_MEMBER int32_t end_of(int32_t n) { return n + work().count * work().heads; }
+
+  // The first warpgroup: P and dV of a unit, turns from n on.
+  TSRI_DEVICE_MEMBER void make_values(const Args &args, int32_t n, Acc (&dv)[kDv / 16]) {
     const float unit = args.backward.call.p.scale * static_cast<float>(TSRI_LOG2E);
-    const int32_t total = w.count * args.backward.call.group;
+    const int32_t end = end_of(n);
     Scores s;
     Operand p;
     const bool tails = Keys::has_tails();
-    phase_wait(kFullK, 0);
+    Keys::wait_for_keys();
     TSRI_NO_UNROLL
-    for (int32_t n = 0; n < total; ++n) {
+    for (; n < end; ++n) {
       const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
       Keys::wait_queries(n, tails, 0);
       matrix_begin();
-      start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(kK, 16), matrix_tile(kQ + slot * kBytesQ, 16));
+      start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, matrix_tile(Keys::keys_at(), 16), matrix_tile(kQ + slot * kBytesQ, 16));
       const bool full = is_full(stats);
       matrix_wait<0>();
       matrix_pin(s);
       Keys::template differentiate<true>(full, s, s, stats, unit);
       phase_wait(kEmptyP + 8 * slot, parity ^ 1);
       hand_over(slot, s);
-      arrive_warp(kFullP + 8 * slot);
+      Keys::arrive_warp(kFullP + 8 * slot);
       pack_operand<E>(p, s);
       Keys::wait_dout(n, tails, 0);
       matrix_begin();
@@ -101,15 +95,14 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   }
 
   // The second: dS and dK.
-  TSRI_DEVICE_MEMBER void make_keys(const Args &args, Acc (&dk)[kDqk / 16]) {
-    const KeyWork &w = work();
-    const int32_t total = w.count * args.backward.call.group;
+  TSRI_DEVICE_MEMBER void make_keys(int32_t n, Acc (&dk)[kDqk / 16]) {
+    const int32_t end = end_of(n);
     Scores p, dp;
     Operand ds;
     const bool tails = Keys::has_tails();
-    phase_wait(kFullV, 0);
+    phase_wait(kFullV, Keys::unit_parity());
     TSRI_NO_UNROLL
-    for (int32_t n = 0; n < total; ++n) {
+    for (; n < end; ++n) {
       const uint32_t slot = slot_of(n), parity = parity_of(n), stats = kStats + slot * kStatBytes;
       Keys::wait_queries(n, tails, 1);
       Keys::wait_dout(n, tails, 1);
@@ -118,7 +111,7 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
       const bool full = is_full(stats);
       phase_wait(kFullP + 8 * slot, parity);
       take_over(slot, p);
-      arrive_warp(kEmptyP + 8 * slot);
+      Keys::arrive_warp(kEmptyP + 8 * slot);
       matrix_wait<0>();
       matrix_pin(dp);
       Keys::template differentiate<false>(full, p, dp, stats, 0.0f);
@@ -131,28 +124,45 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
     matrix_pin(dk);
   }
 
-  TSRI_DEVICE_MEMBER void multiply(const Args &args, int group) {
+  TSRI_DEVICE_MEMBER void release_unit() {
+    Keys::release_keys();
+    Keys::arrive_warp(kEmptyV);
+  }
+
+  // kValues: the first warpgroup.
+  template <bool kValues>
+  TSRI_DEVICE_MEMBER void multiply(const Args &args) {
     const Call &call = args.backward.call;
-    const KeyWork &w = work();
-    const int row = thread_index() / 32 % 4 * 16, first = -w.key0, last = w.keys - w.key0;
-    if (group == 0) {
-      Acc dv[1][kDv / 16];
-      clear<U>(dv);
-      if (w.count > 0) make_values(args, dv[0]);
-      store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
-                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
-    } else {
-      Acc dk[1][kDqk / 16];
-      clear<U>(dk);
-      if (w.count > 0) make_keys(args, dk[0]);
-      store_warp_gradient<U>(dk[0], call.p.scale, first, last, call.p.dk, call.a.dk,
-                             w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+    int32_t n = 0;
+    TSRI_NO_UNROLL
+    while (Keys::take_work()) {
+      Acc sum[1][(kValues ? kDv : kDqk) / 16];
+      clear<U>(sum);
+      if (work().count > 0) {
+        if constexpr (kValues)
+          make_values(args, n, sum[0]);
+        else
+          make_keys(n, sum[0]);
+        release_unit();
+        n = end_of(n);
+      } else {
+        Keys::pass_over();
+      }
+      const KeyWork &w = work();
+      const int row = fresh_thread_index() / 32 % 4 * 16, first = -w.key0, last = w.keys - w.key0;
+      if constexpr (kValues)
+        store_warp_gradient<U>(sum[0], 1.0f, first, last, call.p.dv, call.a.dv,
+                               w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+      else
+        store_warp_gradient<U>(sum[0], call.p.scale, first, last, call.p.dk, call.a.dk,
+                               w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
+      Keys::leave_work();
     }
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
-    if (thread_index() == 32) {
+    if (thread_index() == 0) {
       Keys::start_barriers(args);
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullP + 8 * s, 4);
@@ -160,15 +170,16 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
       }
       phase_init_done();
     }
-    if (warp == 0) Keys::find(args);
     sync_block();
-    if (work().b < 0) return;
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
       Keys::feed(args);
     } else {
       more_registers<240>();
-      multiply(args, warp / 4);
+      if (warp < 4)
+        multiply<true>(args);
+      else
+        multiply<false>(args);
     }
   }
 };

@@ -214,7 +214,7 @@ struct EngineBackwardQ {
   TSRI_DEVICE_MEMBER WorkItem find_item(const Args &args) {
     const Call &call = args.backward.call;
     const tsr_problem &p = call.p;
-    const int64_t tiles = args.backward.tiles, together = args.together * static_cast<int64_t>(call.group);
+    const int64_t tiles = args.backward.tiles, together = args.backward.order.together * static_cast<int64_t>(call.group);
     const int64_t slots = call.a.cu_q ? p.heads_q : p.heads_q * p.batch;
     const int64_t n = block_index(), section = n / (tiles * together), rest = n - section * tiles * together;
     const int64_t width = smaller(together, slots - section * together);

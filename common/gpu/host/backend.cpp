@@ -138,8 +138,10 @@ tsr_status plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem
   plan->row = row;
   plan->problem = problem;
   plan->device = device;
-  plan->early = (row->family == Family::kSplit || row->family == Family::kEngineForward) &&
-                runtime_starts_early(device, row->entry[kEntryMain].function);
+  plan->early = row->family == Family::kBackward
+                    ? backward_starts_early(device, *row, choice.cut.backward)
+                    : (row->family == Family::kSplit || row->family == Family::kEngineForward) &&
+                          runtime_starts_early(device, row->entry[kEntryMain].function);
   plan->choice = choice;
   *out = plan;
   return TSR_STATUS_SUCCESS;

@@ -8,6 +8,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/host/runtime.h"
+#include "common/gpu/key_work.hpp"
 #include "common/score.h"
 #include "common/workspace.h"
 
@@ -24,10 +25,21 @@ constexpr int64_t kEngineCache = int64_t{36} << 20;
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
 constexpr int64_t kRowsOfBlock = 16;
+// Units of work are found beside the rows, a few by each wave of a few blocks.
+constexpr int64_t kUnitsOfBlock = 16, kUnitBlocks = 1 << 9;
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+int64_t common_divisor(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
 
 bool fits(int64_t blocks, tsr_reason *why) {
   if (blocks <= kMostBlocks) return true;
@@ -77,10 +89,19 @@ bool cut_bias(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason
   return true;
 }
 
+// Whether one tile of keys is all that a head has, and every row of dQ that of a query: nobody else writes it.
+bool makes_direct(const Row &row, const tsr_problem &p) {
+  return row.entry[kEntryDirect].function && p.determinism != TSR_DETERMINISM_BATCH_INVARIANT && p.seq_k > 0 &&
+         p.seq_k <= row.tile_k && tsri_mul_sat(ceil_div(p.seq_q, row.tile_q), p.heads_q) <= kMostBlocks && !(p.arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
+}
+
 // What the steps share. dO in the element type is first: its rows are read 16 bytes at a time.
 struct Shares {
   void *dout;
   gpu::RowStat *stats;
+  uint8_t *coarse;
+  gpu::KeyWork *work; // of rows of the copy engine
+  uint64_t *next;
   float *weight; // of rows that have weights
   float *dq_sum;
 };
@@ -95,6 +116,11 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   m.stats = static_cast<gpu::RowStat *>(tsri_workspace_take(ws, cut.rows, sizeof(gpu::RowStat)));
   if (has_weights(row))
     m.weight = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
+  m.coarse = static_cast<uint8_t *>(tsri_workspace_take(ws, ceil_div(cut.rows, gpu::kCoarseRows), 1));
+  if (row.engine.box_q) {
+    m.work = static_cast<gpu::KeyWork *>(tsri_workspace_take(ws, cut.keys.blocks, sizeof(gpu::KeyWork)));
+    m.next = static_cast<uint64_t *>(tsri_workspace_take(ws, 1, sizeof(uint64_t)));
+  }
   if (cut.sums)
     m.dq_sum = static_cast<float *>(tsri_workspace_take(ws, cut.dq_floats, sizeof(float)));
   return m;
@@ -119,17 +145,30 @@ struct Steps {
   gpu::EngineBackwardArgs engine;
   tsr_reason *why;
 
-  bool launch(const Entry &entry, int64_t blocks, bool by_engine = false) {
+  // early: for functions that wait by themselves, and for those only.
+  bool launch(const Entry &entry, int64_t blocks, bool by_engine = false, bool early = false) {
     const gpu::BackwardArgs &args = engine.backward;
     if (blocks == 0) return true;
     return by_engine
-               ? launch_function(plan, entry, blocks, &engine, sizeof engine, args.call.a.stream, why)
-               : launch_function(plan, entry, blocks, &args, sizeof args, args.call.a.stream, why);
+               ? launch_function(plan, entry, blocks, &engine, sizeof engine, args.call.a.stream, why, early)
+               : launch_function(plan, entry, blocks, &args, sizeof args, args.call.a.stream, why, early);
   }
   bool launch_pass(int entry, const PassCut &pass) {
     engine.backward.tiles = pass.tiles;
     engine.backward.chunks = pass.chunks;
-    return launch(plan.row->entry[entry], pass.blocks, plan.row->engine.box_q && entry != kEntryStats);
+    return launch(plan.row->entry[entry], pass.blocks, plan.row->engine.box_q, plan.early && entry != kEntryDq);
+  }
+  bool launch_prepare(const BackwardCut &cut) {
+    return launch(backward_entries[kPassPrepare], engine.backward.order.blocks + cut.row_blocks);
+  }
+  bool launch_stats(const BackwardCut &cut) {
+    engine.backward.tiles = cut.stats.tiles;
+    return launch(plan.row->entry[kEntryStats], cut.stats_blocks, false, plan.early);
+  }
+  bool launch_keys(const BackwardCut &cut) {
+    PassCut pass = cut.keys;
+    pass.blocks = cut.key_blocks;
+    return launch_pass(keys_entry(*plan.row, cut), pass);
   }
   // Where the copy engine finds everything that there is of.
   bool map_tensors() {
@@ -141,7 +180,7 @@ struct Steps {
     const int64_t heads = tsri_mul_sat(p.heads_kv, packed_k ? 1 : p.batch);
     const int64_t shared =
         tsri_mul_sat(tsri_mul_sat(queries, call.group), 6 * p.dim_qk + 2 * p.dim_v); // Q, dO and sums of dQ
-    engine.together = static_cast<int32_t>(
+    engine.backward.order.together = static_cast<int32_t>(
         max64(1, min64(min64(heads, kMostBlocks), kEngineCache / max64(shared, 1))));
     if (queries > 0 &&
         (!map_tensor(call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
@@ -153,11 +192,6 @@ struct Steps {
             map_tensor(call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, box, &engine.v, why));
   }
 };
-
-// The entry of a row that makes dK and dV.
-int keys_entry(const Row &row, const BackwardCut &cut) {
-  return row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
-}
 
 bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why) {
   const BackwardCut &cut = plan.choice.cut.backward;
@@ -172,6 +206,23 @@ bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why)
 
 } // namespace
 
+int keys_entry(const Row &row, const BackwardCut &cut) {
+  return cut.direct ? kEntryDirect : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
+}
+
+bool backward_blocks(int64_t processors, const Row &row, BackwardCut *cut, tsr_reason *why) {
+  // Blocks of BackwardStats have little to do as a rule. A stride that has nothing in common with the tiles of a
+  // head does not meet the same one of every head: those that see few keys are alike.
+  cut->stats_blocks = cut->stats.blocks;
+  if (!cut->stats_always) {
+    cut->stats_blocks = min64(cut->stats.blocks, 2 * processors);
+    while (cut->stats_blocks > 1 && common_divisor(cut->stats_blocks, cut->stats.tiles) != 1) --cut->stats_blocks;
+  }
+  cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
+  // Every block asks once for a unit that is none.
+  return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
+}
+
 bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
   const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
   const bool keys = p.dk.dtype != TSR_DTYPE_NONE || p.dv.dtype != TSR_DTYPE_NONE;
@@ -180,6 +231,8 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
   cut->sums = queries && keys && row.entry[kEntryMain].function && p.determinism == TSR_DETERMINISM_DEFAULT;
+  cut->direct = queries && keys && makes_direct(row, p);
+  if (cut->direct) cut->sums = false;
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->dq_columns = row.backward.chunk_qk;
@@ -198,13 +251,15 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
   cut->stats_always = finds_stats(row, p);
-  if (!set_pass(query_tiles, 1, p.heads_q, slots_q, &cut->stats, why)) return false;
+  const int64_t stats_tiles = cut->rows == 0 ? 0 : packed_q ? tsri_add_sat(p.total_q / row.backward.query_q, p.batch)
+                                                 : ceil_div(p.seq_q, row.backward.query_q); // as sum_tiles()
+  if (!set_pass(stats_tiles, 1, p.heads_q, slots_q, &cut->stats, why)) return false;
   if (keys && !set_pass(tiles_of(p.seq_k, p.total_k, packed_k, p.batch, row.tile_k),
                         max64(ceil_div(p.dim_qk, row.backward.chunk_qk),
                               ceil_div(p.dim_v, row.backward.chunk_v)),
                         p.heads_kv, slots_k, &cut->keys, why))
     return false;
-  if (queries && !cut->sums &&
+  if (queries && !cut->sums && !cut->direct &&
       !set_pass(query_tiles, ceil_div(p.dim_qk, row.backward.query_chunk), p.heads_q, slots_q,
                 &cut->queries, why))
     return false;
@@ -221,6 +276,13 @@ bool backward_prepare(int32_t device, tsr_reason *why) {
   for (const Entry &entry : backward_entries)
     if (!runtime_prepare(device, entry.function, entry.shared_bytes, why)) return false;
   return true;
+}
+
+bool backward_starts_early(int32_t device, const Row &row, const BackwardCut &cut) {
+  return row.engine.box_q && runtime_starts_early(device, backward_entries[kPassPrepare].function) &&
+         runtime_starts_early(device, row.entry[kEntryStats].function) &&
+         runtime_starts_early(device, row.entry[keys_entry(row, cut)].function) &&
+         runtime_starts_early(device, backward_entries[kPassFinish].function);
 }
 
 bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
@@ -247,16 +309,29 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   own.stats_always = cut.stats_always;
   own.bias_tiles_q = cut.bias_tiles_q;
   own.bias_tiles_k = cut.bias_tiles_k;
+  const bool is_float = plan.row->dtype == TSR_DTYPE_F32;
+  own.coarse = shares.coarse;
+  own.few_keys = is_float ? gpu::kFewKeysF32 : gpu::kFewKeys;
+  own.large_lse = (is_float ? gpu::kLargeLseF32 : gpu::kLargeLse) * own.lse_unit;
   own.dq_floats = cut.sums ? cut.dq_floats : 0;
   if (plan.row->engine.part_q) {
     own.dq_tile_q = plan.row->tile_q;
     own.dq_part_q = plan.row->engine.part_q;
   }
-  if (plan.row->engine.box_q && !steps.map_tensors()) return false;
-  return steps.launch(backward_entries[kPassPrepare], cut.row_blocks) &&
-         steps.launch_pass(kEntryStats, cut.stats) &&
-         steps.launch_pass(keys_entry(*plan.row, cut), cut.keys) &&
-         steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0) &&
+  if (plan.row->engine.box_q) {
+    own.order.work = shares.work;
+    own.order.next = shares.next;
+    own.order.units = cut.keys.blocks;
+    own.order.blocks = static_cast<int32_t>(min64(ceil_div(cut.keys.blocks, kUnitsOfBlock), kUnitBlocks));
+    own.order.tiles = cut.keys.tiles;
+    own.order.tile_q = plan.row->tile_q;
+    own.order.tile_k = plan.row->tile_k;
+    own.order.direct = cut.direct;
+    if (!steps.map_tensors()) return false;
+  }
+  return steps.launch_prepare(cut) &&
+         steps.launch_stats(cut) && steps.launch_keys(cut) &&
+         steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0, false, plan.early) &&
          steps.launch_pass(kEntryDq, cut.queries) &&
          steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&
          steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "common/dtype.h"
+#include "common/gpu/host/backward_plan.h"
 #include "common/mask.h"
 
 namespace tessera {
@@ -358,8 +359,8 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
     const double n = static_cast<double>(blocks), c = static_cast<double>(chunks);
     return PairPass{e, n, area / (q * k) * c / fmax(n, 1), q, k, columns};
   };
-  const Entry &keys = row.entry[row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain];
-  const double key_columns = 2.0 * t.chunk_qk - (cut.sums ? 0 : t.chunk_qk) + t.chunk_v;
+  const Entry &keys = row.entry[keys_entry(row, cut)];
+  const double key_columns = 2.0 * t.chunk_qk - (cut.sums || cut.direct ? 0 : t.chunk_qk) + t.chunk_v;
   double cycles = pass_cycles(facts, row,
                               pass(keys, cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),

@@ -34,9 +34,10 @@ struct Entry {
 
 // Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryStats finds LSE and
 // delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows. Rows of
-// the copy engine have kEntryKeys, which makes dK and dV alone, and may have no kEntryMain.
+// the copy engine have kEntryKeys, which makes dK and dV alone, and may have no kEntryMain, or kEntryDirect, which
+// makes dK, dV and dQ where a tile of keys is all that a head has.
 // What does not depend on the row is in backward_plan.h.
-enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryKeys = 4, kEntryCount = 5 };
+enum { kEntryMain = 0, kEntryStats = 1, kEntryDq = 2, kEntryBias = 3, kEntryKeys = 4, kEntryDirect = 5, kEntryCount = 6 };
 
 // The tiles of a backward row beyond tile_q x tile_k of kEntryMain.
 struct BackwardTiles {

@@ -65,9 +65,9 @@ int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut 
 }
 
 bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
-                     size_t args_size, void *stream, tsr_reason *why) {
+                     size_t args_size, void *stream, tsr_reason *why, bool early) {
   const Launch launch = {entry.function, blocks,    entry.threads, entry.shared_bytes,
-                         args,           args_size, stream,         false};
+                         args,           args_size, stream,         early};
   return runtime_launch(plan.device, launch, why);
 }
 

@@ -20,7 +20,7 @@ struct Plan {
   const Row *row;
   const tsr_resolved *problem;
   int32_t device;
-  bool early; // kEntryMain is launched so that it may start early
+  bool early; // kEntryMain, and in backward what follows the first kernel, is launched so that it may start early
   Choice choice;
 };
 
@@ -32,7 +32,7 @@ int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut 
 
 // Launches a function, and one entry of a row.
 bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
-                     size_t args_size, void *stream, tsr_reason *why);
+                     size_t args_size, void *stream, tsr_reason *why, bool early = false);
 bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
                   void *stream, tsr_reason *why);
 

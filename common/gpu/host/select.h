@@ -34,15 +34,18 @@ struct PassCut {
 struct BackwardCut {
   int64_t rows;        // query rows of all heads
   int64_t row_blocks;  // of the passes over them
-  PassCut stats;       // kEntryStats
+  PassCut stats;       // kEntryStats: tiles, one after the other of
+  int64_t stats_blocks; // so many blocks
   bool stats_always;   // see BackwardStats
-  PassCut keys;        // kEntryMain
+  PassCut keys;        // kEntryMain; of rows of the copy engine its units of work
+  int64_t key_blocks;  // its blocks
   PassCut queries;     // kEntryDq
   int64_t bias_blocks; // kEntryBias
   int32_t bias_tiles_q, bias_tiles_k;
   int32_t dq_columns, dq_chunks; // float sums of dQ: columns of a chunk, chunks
   int64_t dq_floats;   // of these sums
   bool sums;           // dQ comes from float sums
+  bool direct;         // or from kEntryDirect
   bool converts;       // dO is converted first
 };
 

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Units of work of backward programs whose blocks stay: a tile of keys of a KV head each. The preparing kernel
+// finds them all, so that the main kernel, whose registers are short, only reads them, and its blocks take them in
+// turn.
+#ifndef TESSERA_COMMON_GPU_KEY_WORK_HPP_
+#define TESSERA_COMMON_GPU_KEY_WORK_HPP_
+
+#include "common/gpu/gradient.hpp"
+#include "common/gpu/work.hpp"
+
+namespace tessera {
+namespace gpu {
+
+// A tile of keys and the queries that see them.
+struct alignas(16) KeyWork {
+  int32_t b, g;             // b -1: nothing to do
+  int32_t q_batch, k_batch; // where the copy engine finds them: 0 in packed tensors
+  int32_t k_row, q_row;     // rows of the tensors: the tile's first key, the first used query
+  int32_t key0;             // used index of the tile's first key; negative in left padding
+  int32_t keys, queries;
+  int32_t rows;             // of the slot, from the tile's first key on
+  int32_t begin, count;     // query tiles
+  int32_t heads;            // of the group
+  int32_t number;           // of the units that its block has had before
+  int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
+  int32_t sums, head_sums;   // likewise of tiles of dq_sum or, order.direct, of the unit's own query tiles
+};
+
+// Unit `n`: `together` heads side by side, and of each the first keys first, which the most
+// queries see under a causal mask. By a whole wave.
+TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
+  const Call &call = args.call;
+  const tsr_problem &p = call.p;
+  const tsr_args &a = call.a;
+  const int64_t tiles = args.order.tiles, together = args.order.together;
+  const int32_t tile_q = args.order.tile_q, tile_k = args.order.tile_k;
+  const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
+  int64_t rest, column, g;
+  const int64_t section = divide(n, tiles * together, rest);
+  const int64_t tile = divide(rest, smaller(together, slots - section * together), column);
+  const int64_t batch = divide(section * together + column, p.heads_kv, g);
+  KeyWork work = {};
+  work.g = static_cast<int32_t>(g);
+  Place place = {batch, static_cast<int32_t>(tile)};
+  if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, wave);
+  work.b = static_cast<int32_t>(place.b);
+  if (work.b < 0) return work;
+  const tsri_sequence sequence = tsri_sequence_of(&p, &a, place.b);
+  const tsri_mask_rule rule = tsri_sequence_rule(&p, &sequence);
+  const int32_t row0 = place.tile * tile_k;
+  work.rows = static_cast<int32_t>(sequence.k.slot_len) - row0;
+  if (work.rows <= 0) work.b = -1;
+  work.q_batch = a.cu_q ? 0 : work.b;
+  work.k_batch = a.cu_k ? 0 : work.b;
+  work.k_row = static_cast<int32_t>(sequence.k.slot_begin) + row0;
+  work.q_row = static_cast<int32_t>(sequence.q.begin);
+  work.key0 = row0 - static_cast<int32_t>(sequence.k.begin - sequence.k.slot_begin);
+  work.keys = static_cast<int32_t>(sequence.k.len);
+  work.queries = static_cast<int32_t>(sequence.q.len);
+  work.stats = stat_row(p, a, sequence.q, place.b, work.g * static_cast<int64_t>(call.group));
+  work.heads = call.group;
+  work.head_stats = a.cu_q ? p.total_q : p.seq_q;
+  const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
+  work.head_sums = static_cast<int32_t>(sums.head);
+  work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
+  const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
+  int64_t from = 0, to = 0;
+  if (args.order.direct)
+    to = sequence.q.len;
+  else if (first < end)
+    tsri_mask_queries_of(&rule, first, end, &from, &to);
+  work.begin = static_cast<int32_t>(from) / tile_q;
+  work.count = to > from ? ceil_div(static_cast<int32_t>(to), tile_q) - work.begin : 0;
+  if (args.order.direct) {
+    work.sums = 0;
+    work.head_sums = work.count;
+  }
+  return work;
+}
+
+// All of them, by blocks 0 to order.blocks - 1 of a launch, a wave each at a time.
+template <int kThreads, int kWave>
+TSRI_DEVICE void find_units(const BackwardArgs &args) {
+  constexpr int waves = kThreads / kWave;
+  const int64_t step = static_cast<int64_t>(args.order.blocks) * waves;
+  for (int64_t n = static_cast<int64_t>(block_index()) * waves + thread_index() / kWave; n < args.order.units;
+       n += step) {
+    const KeyWork found = key_work(args, n, kWave);
+    if (thread_index() % kWave == 0) args.order.work[n] = found;
+  }
+  if (block_index() == 0 && thread_index() == 0) *args.order.next = 0;
+}
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_COMMON_GPU_KEY_WORK_HPP_
