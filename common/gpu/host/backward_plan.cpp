@@ -213,6 +213,7 @@ int keys_entry(const Row &row, const BackwardCut &cut) {
 bool backward_blocks(int64_t processors, const Row &row, BackwardCut *cut, tsr_reason *why) {
   // Blocks of BackwardStats have little to do as a rule. A stride that has nothing in common with the tiles of a
   // head does not meet the same one of every head: those that see few keys are alike.
+  processors = max64(processors, 1); // of none, no block would do what there is
   cut->stats_blocks = cut->stats.blocks;
   if (!cut->stats_always) {
     cut->stats_blocks = min64(cut->stats.blocks, 2 * processors);
