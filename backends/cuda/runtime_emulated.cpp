@@ -38,7 +38,7 @@ bool runtime_probe(int32_t *devices, tsr_reason *why) {
 }
 
 // TSR_EMULATED_PROCESSORS, 1 to 132 (default): with few of them blocks that stay go from one piece of work to the
-// next in small problems too.
+// next in small problems too. L2 is that of as many.
 static int32_t processors() {
   const char *value = getenv("TSR_EMULATED_PROCESSORS");
   const long n = value ? strtol(value, nullptr, 10) : 0;
@@ -55,7 +55,7 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   facts->shared_per_block = 227 << 10;
   facts->shared_per_processor = 228 << 10;
   facts->registers_per_processor = 65536;
-  facts->l2_bytes = 50 << 20;
+  facts->l2_bytes = (int64_t{50} << 20) * facts->processors / 132;
   facts->memory_bytes = int64_t{80} << 30;
   facts->clock = 1.7e9;
   facts->bandwidth = 3.3e12;

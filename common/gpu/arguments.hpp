@@ -125,16 +125,38 @@ constexpr float kLargeLse = 256.0f, kLargeLseF32 = 16.0f;
 
 struct KeyWork;
 
+// 64 queries x 64 columns of dQ.
+struct alignas(32) SumPiece {
+  int64_t to;            // element of the tensor of the first
+  int32_t set;
+  int32_t from;          // piece of dq_sum
+  int32_t rows, columns; // that there are, 0 to 64
+  int32_t frees;         // another set follows in its place
+  int32_t unused;
+};
+
+// The way of dQ out of its float sums in the kernel that adds them, see backends/cuda/sm90/backward_sums.hpp. What
+// units of one KV head of a slot add to is a set of sums; dq_sum has room for `ring` sets, in turn.
+struct SumOrder {
+  SumPiece *pieces; // [2 set_tiles sets] of which those of a set follow each other; NULL: dQ leaves later, by BackwardFinish
+  uint64_t *next;   // pieces that were taken; like the following zero before the main kernel
+  uint64_t *added;  // [sets] units whose sums are all there
+  uint64_t *freed;  // [sets] pieces whose sums are zero again; counted where another set follows in their place
+  int32_t sets, ring;
+  int32_t set_tiles; // tiles of dq_sum of a set
+};
+
 // What the blocks of a row of the copy engine work on, one piece after the other; see key_work.hpp.
 struct KeyOrder {
   KeyWork *work;     // [units] made by the preparing kernel
-  uint64_t *next;    // units that blocks have taken beyond their first ones; zero before the main kernel
+  uint64_t *next;    // units that blocks have taken; zero before the main kernel
   int64_t units;
   int32_t blocks;    // of the preparing kernel that find them: its first
   int32_t tiles;     // as BackwardArgs::tiles of the main kernel
   int32_t together;  // KV heads that are worked on side by side, so that L2 holds their queries
   int32_t tile_q, tile_k;
   int32_t direct;    // a unit has all keys of its head and makes the head's dQ: of every query tile
+  SumOrder sums;
 };
 
 constexpr int32_t kCoarseRows = 8;

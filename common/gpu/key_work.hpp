@@ -25,6 +25,8 @@ struct alignas(16) KeyWork {
   int32_t number;           // of the units that its block has had before
   int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
   int32_t sums, head_sums;   // likewise of tiles of dq_sum or, order.direct, of the unit's own query tiles
+  int32_t set;               // of sums, see SumOrder; also where there is nothing to do
+  int32_t unused[3];
 };
 
 // Unit `n`: `together` heads side by side, and of each the first keys first, which the most
@@ -42,6 +44,7 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const int64_t batch = divide(section * together + column, p.heads_kv, g);
   KeyWork work = {};
   work.g = static_cast<int32_t>(g);
+  work.set = static_cast<int32_t>(section * together + column);
   Place place = {batch, static_cast<int32_t>(tile)};
   if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, wave);
   work.b = static_cast<int32_t>(place.b);
@@ -64,6 +67,8 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
   work.head_sums = static_cast<int32_t>(sums.head);
   work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
+  if (args.order.sums.pieces)
+    work.sums -= (work.set - work.set % args.order.sums.ring) * args.order.sums.set_tiles;
   const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
   int64_t from = 0, to = 0;
   if (args.order.direct)
@@ -79,6 +84,38 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   return work;
 }
 
+// Piece n of dQ.
+TSRI_DEVICE SumPiece sum_piece(const BackwardArgs &args, int64_t n) {
+  const tsr_problem &p = args.call.p;
+  const int64_t tile = n / 2;
+  const SumTile owner = sum_tile(p, args.call.a, args.order.tile_q, tile);
+  const int row = args.dq_part_q < args.order.tile_q ? static_cast<int>(n % 2) * 64 : 0;
+  const int column = args.dq_part_q < args.order.tile_q ? 0 : static_cast<int>(n % 2) * 64;
+  const SumOrder &sums = args.order.sums;
+  SumPiece piece = {};
+  piece.set = static_cast<int32_t>(tile / sums.set_tiles);
+  piece.from = static_cast<int32_t>(n % (int64_t{2} * sums.ring * sums.set_tiles));
+  piece.frees = piece.set + sums.ring < sums.sets;
+  const int64_t rows = owner.b < 0 ? 0 : owner.q.len - owner.i0 - row, columns = p.dim_qk - column;
+  if (rows <= 0 || columns <= 0) return piece;
+  piece.rows = static_cast<int32_t>(smaller<int64_t>(rows, 64));
+  piece.columns = static_cast<int32_t>(smaller<int64_t>(columns, 64));
+  piece.to = tsri_row_offset(p.dq.stride, owner.b, owner.h, owner.q.begin + owner.i0 + row) + column;
+  return piece;
+}
+
+// What the way of dQ out of its sums is told, by the threads of the same blocks.
+template <int kThreads>
+TSRI_DEVICE void find_pieces(const BackwardArgs &args) {
+  const SumOrder &sums = args.order.sums;
+  const int64_t step = static_cast<int64_t>(args.order.blocks) * kThreads;
+  const int64_t first = static_cast<int64_t>(block_index()) * kThreads + thread_index();
+  const int64_t pieces = int64_t{2} * sums.set_tiles * sums.sets;
+  for (int64_t n = first; n < pieces; n += step) sums.pieces[n] = sum_piece(args, n);
+  for (int64_t set = first; set < sums.sets; set += step) sums.added[set] = sums.freed[set] = 0;
+  if (first == 0) *sums.next = 0;
+}
+
 // All of them, by blocks 0 to order.blocks - 1 of a launch, a wave each at a time.
 template <int kThreads, int kWave>
 TSRI_DEVICE void find_units(const BackwardArgs &args) {
@@ -90,6 +127,7 @@ TSRI_DEVICE void find_units(const BackwardArgs &args) {
     if (thread_index() % kWave == 0) args.order.work[n] = found;
   }
   if (block_index() == 0 && thread_index() == 0) *args.order.next = 0;
+  if (args.order.sums.pieces) find_pieces<kThreads>(args);
 }
 
 } // namespace gpu

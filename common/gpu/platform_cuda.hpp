@@ -185,10 +185,11 @@ TSRI_DEVICE void replace_word(uint64_t *at, uint64_t expected, uint64_t x) {
   atomicCAS(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(expected),
             static_cast<unsigned long long>(x));
 }
-// Adds 1 and returns what was there.
-TSRI_DEVICE uint64_t increment_word(uint64_t *at) {
-  return atomicAdd(reinterpret_cast<unsigned long long *>(at), 1ull);
+// Adds x, or 1, and returns what was there.
+TSRI_DEVICE uint64_t add_word(uint64_t *at, uint64_t x) {
+  return atomicAdd(reinterpret_cast<unsigned long long *>(at), static_cast<unsigned long long>(x));
 }
+TSRI_DEVICE uint64_t increment_word(uint64_t *at) { return add_word(at, 1); }
 
 // Blocks may start before what precedes the launch in its stream is done (Launch::early). Waits for that,
 // every thread for itself; nothing of global memory may be read or written before. A block that never

@@ -148,7 +148,12 @@ TSRI_DEVICE uint64_t load_word(const uint64_t *from) { return *from; }
 TSRI_DEVICE void replace_word(uint64_t *at, uint64_t expected, uint64_t x) {
   if (*at == expected) *at = x;
 }
-TSRI_DEVICE uint64_t increment_word(uint64_t *at) { return (*at)++; }
+TSRI_DEVICE uint64_t add_word(uint64_t *at, uint64_t x) {
+  const uint64_t before = *at;
+  *at += x;
+  return before;
+}
+TSRI_DEVICE uint64_t increment_word(uint64_t *at) { return add_word(at, 1); }
 TSRI_DEVICE void wait_for_earlier() {}
 TSRI_DEVICE void release_later() {}
 

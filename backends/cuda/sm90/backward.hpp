@@ -14,7 +14,7 @@
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 
-#include "backends/cuda/sm90/backward_keys.hpp"
+#include "backends/cuda/sm90/backward_sums.hpp"
 
 namespace tessera {
 namespace gpu {
@@ -24,8 +24,8 @@ namespace gpu {
 enum class QueryGradient { kNone, kSums, kDirect };
 
 template <class E, int kTileQ_, int kDqk, int kDv, QueryGradient kGradient>
-struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
-  using Keys = EngineKeys<E, kTileQ_, 128, kDqk, kDv>;
+struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
+  using Keys = EngineSums<E, kTileQ_, 128, kDqk, kDv>;
   using typename Keys::Acc;
   using typename Keys::Args;
   using typename Keys::Operand;
@@ -37,17 +37,25 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   using Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
   using Keys::kEmpty, Keys::kEmptyV, Keys::kFullV, Keys::kGroupBarrier;
   using Keys::work, Keys::slot_of, Keys::parity_of;
-  static constexpr bool kSums = kGradient != QueryGradient::kNone;
+  static constexpr bool kSums = kGradient != QueryGradient::kNone, kLater = kGradient == QueryGradient::kSums;
   // dQ^T: warpgroups over columns, or over queries where there are 64 columns.
   static constexpr int kPartQ = kDqk / 64 == kGroups ? kTileQ : kTileQ / kGroups;
   static_assert(kPartQ * 64 * kGroups == kTileQ * kDqk, "dQ is made of whole products");
   using Sums = Acc[kPartQ / 16];
   // dS: pieces of 64 keys, rows of queries. A warpgroup's piece is full when all its warps have written, empty
   // when both have read it.
-  static constexpr uint32_t kFullS = Keys::kMore, kEmptyS = kFullS + 8 * kStages;
+  static constexpr uint32_t kFullS = Keys::kSumsMore, kEmptyS = kFullS + 8 * kStages;
+  // Of the two warps that turn sums into dQ, as many parts on their way as there is room for, and one of each that
+  // multiplies.
+  static constexpr int kLeaving = kDqk <= 64 ? 3 : 8, kWarps = Keys::kWarps;
+  static constexpr uint32_t kFullL = kEmptyS + 8 * kStages, kFullOwn = kFullL + 8 * kLeaving;
+  static_assert(kFullOwn + 8 * kWarps <= Keys::kWork, "barriers");
+  static constexpr uint32_t kTakenAt = Keys::kStatsEnd;
+  static_assert((kWarps + 2) * sizeof(typename Keys::Taken) <= Keys::kMoreBytes, "what warps know");
   static constexpr uint32_t kPieceS = kTileQ * 128, kBytesS = kGroups * kPieceS, kS = Keys::kTilesEnd;
   static constexpr uint32_t kPartD = 16 * kPartQ * 4, kD = kS + kStages * kBytesS; // dQ of a warp
-  static constexpr uint32_t kSharedBytes = kSums ? kD + 4 * kGroups * kPartD : Keys::kTilesEnd;
+  static constexpr uint32_t kL = kD + kWarps * kPartD; // parts that become dQ
+  static constexpr uint32_t kSharedBytes = !kSums ? Keys::kTilesEnd : kLater ? kL + kLeaving * Keys::kPart : kL;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   // Columns (of Q) x queries: K^T dS^T.
@@ -79,7 +87,7 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void store_queries(const Sums &dq) {
     const int thread = fresh_thread_index();
     const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
-    if (kGradient == QueryGradient::kSums && thread % 32 == 0) bulk_wait_read();
+    if (kLater && thread % 32 == 0) bulk_wait_read();
     sync_wave();
     TSRI_UNROLL
     for (int c = 0; c < kPartQ / 16; ++c)
@@ -344,15 +352,25 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
       store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
+      if (kLater) Keys::leave_sums();
       Keys::leave_work();
     }
-    if (kGradient == QueryGradient::kSums && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
+    if constexpr (kLater) { // what the two other warps have not come to
+      const int thread = fresh_thread_index();
+      const uint32_t warp = static_cast<uint32_t>(thread) / 32;
+      if (args.backward.order.sums.pieces)
+        Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8, kTakenAt + warp * 16);
+    }
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
     if (thread_index() == 0) {
-      Keys::start_barriers(args);
+      Keys::start_barriers(args, kLater);
+      if constexpr (kLater) {
+        for (uint32_t i = 0; i < kLeaving + kWarps; ++i) phase_init(kFullL + 8 * i, 1);
+        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kWarps);
+      }
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullS + 8 * s, 4 * kGroups);
         phase_init(kEmptyS + 8 * s, kGroups);
@@ -363,6 +381,20 @@ struct EngineBackward : EngineKeys<E, kTileQ_, 128, kDqk, kDv> {
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
       Keys::feed(args);
+      if constexpr (kLater) {
+        constexpr int more = kLeaving > 4 ? 4 : 2, less = kLeaving - more;
+        constexpr uint32_t mine = kTakenAt + kWarps * 16;
+        if (fresh_thread_index() / 32 == kWarps + 2 && args.backward.order.sums.pieces)
+          Keys::template finish_sums<4, more, false>(args.backward, kL, kFullL, mine);
+        if (fresh_thread_index() / 32 == kWarps + 3) {
+          int32_t u = 0;
+          if (args.backward.order.sums.pieces) {
+            Keys::template finish_sums<4, less, true>(args.backward, kL + more * Keys::kPart, kFullL + more * 8, mine + 16);
+            u = shared_at<typename Keys::Taken>(mine + 16).u;
+          }
+          Keys::report(args.backward.order, u);
+        }
+      }
     } else {
       more_registers<240>();
       multiply(args);

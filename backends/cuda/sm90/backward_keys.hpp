@@ -39,16 +39,18 @@ struct EngineKeys {
                             kEmptyV = kEmptyK + 8 * 2;
   // Units of work, two so that the next one is known early.
   static constexpr uint32_t kFullW = kEmptyV + 8, kEmptyW = kFullW + 8 * 2, kMore = kEmptyW + 8 * 2;
+  static constexpr uint32_t kMoreBarriers = 22, kMoreBytes = 160; // of programs with more
   // Those two, a copy of each of the two warps that feed, and the number that each warp is at.
   static constexpr int kWarps = 4 * kGroups;
-  static constexpr uint32_t kWork = ceil_div(kMore + 4 * 8, 16) * 16, kWorkBytes = sizeof(KeyWork);
+  static constexpr uint32_t kWork = ceil_div(kMore + kMoreBarriers * 8, 16) * 16, kWorkBytes = sizeof(KeyWork);
   static constexpr uint32_t kNumbers = kWork + 4 * kWorkBytes, kEnds = kNumbers + 4 * kWarps;
   // Of a stage: -LSE, delta, begin and width of the band of every query, in the order of stat_at; then for 64
   // keys each, a Turn.
   static constexpr uint32_t kRowBytes = kTileQ * 4, kTurns = 4 * kRowBytes;
   static constexpr uint32_t kStatBytes = kTurns + kTileK / 64 * 16;
   static constexpr uint32_t kStats = kEnds + ceil_div(kWarps, 4) * 16;
-  static constexpr uint32_t kK = ceil_div(kStats + kStages * kStatBytes, 1024) * 1024;
+  static constexpr uint32_t kStatsEnd = kStats + kStages * kStatBytes;
+  static constexpr uint32_t kK = ceil_div(kStatsEnd + kMoreBytes, 1024) * 1024;
   static constexpr uint32_t kV = kK + kKeyStages * kBytesK;
   static constexpr uint32_t kQ = kV + kBytesV;
   static constexpr uint32_t kO = kQ + kStages * kBytesQ;
@@ -138,12 +140,21 @@ struct EngineKeys {
         phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
         load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
         if (n == first) {
+          wait_for_sums(args.backward.order, w);
           phase_wait(kEmptyV, again);
           load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
         }
         load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
       }
     return n;
+  }
+
+  // Until those whose sums were where the unit's are going to be have left, and zeros are there.
+  TSRI_DEVICE_MEMBER void wait_for_sums(const KeyOrder &order, const KeyWork &w) {
+    if (!order.sums.pieces || w.set < order.sums.ring) return;
+    wait_word(order.sums.freed + w.set - order.sums.ring, static_cast<uint64_t>(2 * order.sums.set_tiles));
+    fence_device();
+    fence_async_all();
   }
 
   // How the queries of a tile, `used` of them, meet the group-th 64 keys.
@@ -269,8 +280,8 @@ struct EngineKeys {
     if (used < kTileQ) clear_rows<kBytesO, kPieceQ>(kO + slot * kBytesO, 0, used, kGroupBarrier + group);
   }
 
-  // By one thread.
-  TSRI_DEVICE_MEMBER void start_barriers(const Args &args) {
+  // By one thread. readers: warps that read units, beside those that multiply and the one that fetches stats.
+  TSRI_DEVICE_MEMBER void start_barriers(const Args &args, uint32_t readers) {
     tensor_prefetch(args.q);
     tensor_prefetch(args.k);
     tensor_prefetch(args.v);
@@ -283,7 +294,7 @@ struct EngineKeys {
       phase_init(kFullK + 8 * s, 1);
       phase_init(kEmptyK + 8 * s, kWarps);
       phase_init(kFullW + 8 * s, 1);
-      phase_init(kEmptyW + 8 * s, kWarps + 1); // who loads hands out
+      phase_init(kEmptyW + 8 * s, kWarps + 1 + readers); // who loads hands out
     }
     for (uint32_t s = 0; s < kStages; ++s) {
       phase_init(kFullQ + 8 * s, 2);
@@ -300,7 +311,8 @@ struct EngineKeys {
     release_later();
     wait_for_earlier();
     if (warp == 0) {
-      int32_t unit = static_cast<int32_t>(block_index());
+      // The first one too: others may wait for what becomes of it, and the block may come late.
+      int32_t unit = next_unit(args.backward.order);
       while (hand_out(args.backward.order, unit)) {
         if (thread_index() % 32 == 0) n = load_tiles(args, n);
         unit = next_unit(args.backward.order); // late, so that no block holds what another could begin
@@ -313,7 +325,7 @@ struct EngineKeys {
   TSRI_DEVICE_MEMBER int32_t next_unit(const KeyOrder &order) {
     uint32_t taken = 0;
     if (thread_index() % 32 == 0) taken = static_cast<uint32_t>(increment_word(order.next));
-    return static_cast<int32_t>(block_count() + shuffle(taken, 0));
+    return static_cast<int32_t>(shuffle(taken, 0));
   }
 
   // The unit, or what follows it if it is none, becomes the block's next one; false: there is none left, of which
@@ -326,6 +338,7 @@ struct EngineKeys {
     while (unit < order.units) {
       if (has) part = reinterpret_cast<const Chunk *>(order.work + unit)[lane];
       if (static_cast<int32_t>(shuffle(part.w[0], 0)) >= 0) break;
+      if (order.sums.pieces && lane == 0) increment_word(order.sums.added + order.work[unit].set);
       unit = next_unit(order);
     }
     const int32_t u = work_of<0>().number + 1;

@@ -163,7 +163,7 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     const int warp = static_cast<int>(shuffle(static_cast<uint32_t>(thread_index() / 32), 0));
     if (thread_index() == 0) {
-      Keys::start_barriers(args);
+      Keys::start_barriers(args, 0);
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullP + 8 * s, 4);
         phase_init(kEmptyP + 8 * s, 4);

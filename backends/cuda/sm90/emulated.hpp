@@ -38,6 +38,8 @@ struct EmulatedLoad {
   int64_t block;
   uint32_t to, barrier;
   int32_t at[4];
+  const void *from; // so many bytes of global memory; 0: a box
+  uint32_t bytes;
 };
 inline std::vector<EmulatedLoad> &emulated_loads() {
   static thread_local std::vector<EmulatedLoad> loads;
@@ -94,6 +96,11 @@ inline void phase_expect(uint32_t offset, uint32_t bytes) {
 }
 
 inline void emulated_land(const EmulatedLoad &load) {
+  if (load.bytes) {
+    memcpy(&shared_at<unsigned char>(load.to), load.from, load.bytes);
+    emulated_missing_bytes(load.barrier) -= load.bytes;
+    return;
+  }
   const EmulatedMap &map = load.map;
   const int32_t size = map.element_bytes;
   for (int r = 0; r < map.rows; ++r)
@@ -142,6 +149,12 @@ inline void phase_wait(uint32_t offset, uint32_t parity) {
   emulated_wait_until(emulated_phase_over, &wait);
 }
 
+inline bool phase_test(uint32_t offset, uint32_t parity) {
+  const EmulatedWait wait = {offset, parity};
+  emulated_phase(offset);
+  return any_lane(emulated_phase_over(&wait));
+}
+
 inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int32_t column, int32_t row,
                         int32_t head, int32_t batch) {
   EmulatedLoad load;
@@ -151,11 +164,50 @@ inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int
   load.barrier = barrier;
   const int32_t at[4] = {column, row, head, batch};
   memcpy(load.at, at, sizeof at);
+  load.bytes = 0;
   if (to % 1024 != 0) emulated_fail("a tile of the copy engine does not begin at a multiple of 1024");
+  emulated_loads().push_back(load);
+}
+struct EmulatedWord {
+  const uint64_t *word;
+  uint64_t x;
+};
+inline bool emulated_word_there(const void *what) {
+  const EmulatedWord &wait = *static_cast<const EmulatedWord *>(what);
+  return *wait.word >= wait.x;
+}
+inline void wait_word(const uint64_t *word, uint64_t x) {
+  const EmulatedWord wait = {word, x};
+  emulated_wait_until(emulated_word_there, &wait);
+}
+
+struct EmulatedEither {
+  EmulatedWord word;
+  EmulatedWait phase;
+};
+inline bool emulated_either(const void *what) {
+  const EmulatedEither &either = *static_cast<const EmulatedEither *>(what);
+  return emulated_word_there(&either.word) || emulated_phase_over(&either.phase);
+}
+inline bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t offset, uint32_t parity) {
+  const EmulatedEither either = {{word, x}, {offset, parity}};
+  emulated_wait_until(emulated_either, &either);
+  return any_lane(emulated_word_there(&either.word));
+}
+inline void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+  EmulatedLoad load = {};
+  load.block = emulated_thread().block;
+  load.to = to;
+  load.barrier = barrier;
+  load.from = from;
+  load.bytes = bytes;
+  if (to % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    emulated_fail("a copy of the copy engine is not of whole 16 bytes");
   emulated_loads().push_back(load);
 }
 inline void tensor_prefetch(const TensorMap &) {}
 inline void fence_async() {}
+inline void fence_async_all() {}
 
 struct EmulatedAdd {
   int64_t block;

@@ -81,6 +81,33 @@ TSRI_DEVICE void phase_wait(uint32_t offset, uint32_t parity) {
 
 // ------------------------------------------------------------------------------ copy engine
 
+// Whether that phase has ended.
+TSRI_DEVICE bool phase_test(uint32_t offset, uint32_t parity) {
+  uint32_t over;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(over)
+      : "r"(shared_address(offset)), "r"(parity)
+      : "memory");
+  return any_lane(over != 0);
+}
+// Until a word that blocks share is at least x, or (false) it is not and that phase has ended. By a whole warp.
+TSRI_DEVICE bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t offset, uint32_t parity) {
+  for (;;) {
+    if (any_lane(load_word(word) >= x)) return true;
+    if (phase_test(offset, parity)) return false;
+    asm volatile("nanosleep.u32 100;");
+  }
+}
+// Until a word that blocks share is at least x.
+TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
+  while (load_word(word) < x) asm volatile("nanosleep.u32 100;");
+}
+
 // The box of `map` at the given coordinates (column, row, head, batch) into shared memory; counts its
 // bytes, zeros beyond the tensor included, at the barrier. By one thread.
 TSRI_DEVICE void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int32_t column,
@@ -90,6 +117,13 @@ TSRI_DEVICE void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier
       "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
       "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
+}
+// `bytes` of global memory; both begin at multiples of 16.
+TSRI_DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 // The box of shared memory at `from` into `map`, but for what lies outside the tensor; of the group of bulk_commit.
 TSRI_DEVICE void tensor_store(const TensorMap &map, uint32_t from, int32_t column, int32_t row, int32_t head,
@@ -104,6 +138,8 @@ TSRI_DEVICE void tensor_prefetch(const TensorMap &map) {
 }
 // Shared memory written by threads, before a barrier after which wgmma or the copy engine reads it.
 TSRI_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of all memory: what threads and what the copy engine wrote or is going to write.
+TSRI_DEVICE void fence_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Four 8 x 8 matrices of 16-bit elements, laid out over the warp as accumulators are; lane l gives the
 // address of row l % 8 of matrix l / 8.

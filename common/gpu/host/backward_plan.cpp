@@ -19,8 +19,9 @@ namespace {
 static_assert(sizeof(gpu::EngineBackwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::BackwardConvertArgs) <= 4096, "kernel parameters that every device takes");
 
-// Bytes of L2 for what blocks of rows of the copy engine share.
-constexpr int64_t kEngineCache = int64_t{36} << 20;
+// Of L2 a part for the queries of what blocks of rows of the copy engine work on: small, so that sums of dQ are soon
+// complete.
+constexpr int64_t kEngineCachePart = 8;
 
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
@@ -95,6 +96,41 @@ bool makes_direct(const Row &row, const tsr_problem &p) {
          p.seq_k <= row.tile_k && tsri_mul_sat(ceil_div(p.seq_q, row.tile_q), p.heads_q) <= kMostBlocks && !(p.arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
 }
 
+// KV heads of slots side by side, so that L2 holds their queries: Q, dO and sums of dQ.
+int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p) {
+  const bool packed = p.arrays & TSR_ARRAY_CU_Q;
+  const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
+  const int64_t heads = tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch);
+  const int64_t shared =
+      tsri_mul_sat(tsri_mul_sat(packed ? p.total_q : p.seq_q, group), 6 * p.dim_qk + 2 * p.dim_v);
+  return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), facts.l2_bytes / kEngineCachePart / max64(shared, 1))));
+}
+
+// Tiles of keys of a head from which on it pays that the main kernel turns sums into dQ itself.
+constexpr int32_t kLeastTiles = 3;
+
+// Whether the main kernel turns sums into dQ itself, as backends/cuda/sm90/backward_sums.hpp does: into the element
+// type, 16 bytes at a time, and every row of a slot is a used one.
+bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
+  return row.engine.box_q && row.engine.part_q && cut.sums && cut.keys.tiles >= kLeastTiles && cut.dq_floats > 0 &&
+         p.dq.dtype == row.dtype && (gpu::vector_bits(p) & gpu::kVectorDq) && !(p.accumulate & TSR_ACCUMULATE_DQ) &&
+         cut.dq_floats / (64 * 64) < INT32_MAX && // pieces
+         !(p.arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
+}
+
+// Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes about as long
+// as a few units, and for those that are worked on side by side.
+void cut_sums(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut) {
+  if (!turns_sums(row, p, *cut)) return;
+  const int64_t sets = p.heads_kv * (p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch);
+  const int64_t tile = int64_t{row.tile_q} * row.dim_qk;
+  const int64_t under_way = 5 * int64_t{facts.processors} / cut->keys.tiles + 1 + 2 * cut->together;
+  cut->sets = static_cast<int32_t>(sets);
+  cut->ring = static_cast<int32_t>(min64(sets, under_way));
+  cut->set_tiles = static_cast<int32_t>(cut->dq_floats / tile / sets);
+  cut->dq_floats = cut->ring * cut->set_tiles * tile;
+}
+
 // What the steps share. dO in the element type is first: its rows are read 16 bytes at a time.
 struct Shares {
   void *dout;
@@ -102,6 +138,8 @@ struct Shares {
   uint8_t *coarse;
   gpu::KeyWork *work; // of rows of the copy engine
   uint64_t *next;
+  gpu::SumPiece *pieces; // where the main kernel turns sums into dQ
+  uint64_t *counts;
   float *weight; // of rows that have weights
   float *dq_sum;
 };
@@ -120,6 +158,11 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   if (row.engine.box_q) {
     m.work = static_cast<gpu::KeyWork *>(tsri_workspace_take(ws, cut.keys.blocks, sizeof(gpu::KeyWork)));
     m.next = static_cast<uint64_t *>(tsri_workspace_take(ws, 1, sizeof(uint64_t)));
+  }
+  if (cut.ring) {
+    m.pieces = static_cast<gpu::SumPiece *>(
+        tsri_workspace_take(ws, int64_t{2} * cut.sets * cut.set_tiles, sizeof(gpu::SumPiece)));
+    m.counts = static_cast<uint64_t *>(tsri_workspace_take(ws, 1 + 2 * int64_t{cut.sets}, sizeof(uint64_t)));
   }
   if (cut.sums)
     m.dq_sum = static_cast<float *>(tsri_workspace_take(ws, cut.dq_floats, sizeof(float)));
@@ -177,11 +220,6 @@ struct Steps {
     const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
     const int64_t queries = packed_q ? p.total_q : p.seq_q, keys = packed_k ? p.total_k : p.seq_k;
     const int32_t box = plan.row->engine.box_q;
-    const int64_t heads = tsri_mul_sat(p.heads_kv, packed_k ? 1 : p.batch);
-    const int64_t shared =
-        tsri_mul_sat(tsri_mul_sat(queries, call.group), 6 * p.dim_qk + 2 * p.dim_v); // Q, dO and sums of dQ
-    engine.backward.order.together = static_cast<int32_t>(
-        max64(1, min64(min64(heads, kMostBlocks), kEngineCache / max64(shared, 1))));
     if (queries > 0 &&
         (!map_tensor(call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
          !map_tensor(call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, p.batch, box, &engine.dout,
@@ -210,16 +248,18 @@ int keys_entry(const Row &row, const BackwardCut &cut) {
   return cut.direct ? kEntryDirect : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
 }
 
-bool backward_blocks(int64_t processors, const Row &row, BackwardCut *cut, tsr_reason *why) {
+bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
   // Blocks of BackwardStats have little to do as a rule. A stride that has nothing in common with the tiles of a
   // head does not meet the same one of every head: those that see few keys are alike.
-  processors = max64(processors, 1); // of none, no block would do what there is
+  const int64_t processors = max64(facts.processors, 1); // of none, no block would do what there is
   cut->stats_blocks = cut->stats.blocks;
   if (!cut->stats_always) {
     cut->stats_blocks = min64(cut->stats.blocks, 2 * processors);
     while (cut->stats_blocks > 1 && common_divisor(cut->stats_blocks, cut->stats.tiles) != 1) --cut->stats_blocks;
   }
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
+  cut->together = heads_together(facts, p);
+  cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
 }
@@ -328,11 +368,15 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     own.order.tile_q = plan.row->tile_q;
     own.order.tile_k = plan.row->tile_k;
     own.order.direct = cut.direct;
+    own.order.together = cut.together;
+    if (cut.ring)
+      own.order.sums = gpu::SumOrder{shares.pieces, shares.counts, shares.counts + 1, shares.counts + 1 + cut.sets,
+                                     cut.sets, cut.ring, cut.set_tiles};
     if (!steps.map_tensors()) return false;
   }
   return steps.launch_prepare(cut) &&
          steps.launch_stats(cut) && steps.launch_keys(cut) &&
-         steps.launch(backward_entries[kPassFinish], cut.sums ? cut.row_blocks : 0, false, plan.early) &&
+         steps.launch(backward_entries[kPassFinish], cut.sums && !cut.ring ? cut.row_blocks : 0, false, plan.early) &&
          steps.launch_pass(kEntryDq, cut.queries) &&
          steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&
          steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);

@@ -26,8 +26,9 @@ enum { kPassConvert, kPassPrepare, kPassFinish, kPassSink, kBackwardPasses };
 extern const Entry backward_entries[kBackwardPasses];
 
 // The steps and their blocks; false, with the reason, where one does not fit a launch.
-// How many blocks work on what is cut, on a device of so many processors; false with the reason: too many units.
-bool backward_blocks(int64_t processors, const Row &row, BackwardCut *cut, tsr_reason *why);
+// How many blocks of a device work on what is cut, and of how many heads there are sums at a time; false with the
+// reason: too many units.
+bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why);
 
 // Whether kernels of rows of the copy engine may start while the one before ends, see Launch::early.
 bool backward_starts_early(int32_t device, const Row &row, const BackwardCut &cut);

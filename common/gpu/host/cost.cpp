@@ -377,7 +377,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                         pass(row.entry[kEntryBias], cut.bias_blocks, 1, t.query_q, t.query_k, 0),
                         t.query_k);
   const double launches = 2 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
-                          (cut.bias_blocks > 0) + cut.sums + cut.converts + (p.dsink != 0);
+                          (cut.bias_blocks > 0) + (cut.sums && !cut.ring) + cut.converts + (p.dsink != 0);
   return fmax(cycles / facts.clock,
               backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +
          launches * kLaunchSeconds;

@@ -335,7 +335,7 @@ bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &
   e->tile_k = row.tile_k;
   if (row.family == Family::kBackward) {
     BackwardCut &cut = choice->cut.backward;
-    if (!backward_cut(row, problem.p, &cut, why) || !backward_blocks(facts.processors, row, &cut, why)) return false;
+    if (!backward_cut(row, problem.p, &cut, why) || !backward_blocks(facts, row, problem.p, &cut, why)) return false;
     e->seconds = backward_seconds(facts, row, problem, visits, cut);
     e->flops = backward_flops(problem, visits);
     e->bytes = backward_bytes(problem, visits, cut);

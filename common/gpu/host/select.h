@@ -45,6 +45,9 @@ struct BackwardCut {
   int32_t dq_columns, dq_chunks; // float sums of dQ: columns of a chunk, chunks
   int64_t dq_floats;   // of these sums
   bool sums;           // dQ comes from float sums
+  int32_t together;    // KV heads of slots that the main kernel of a row of the copy engine works on side by side
+  int32_t sets, ring;  // see SumOrder in arguments.hpp; 0: dQ leaves its sums in a pass of its own
+  int32_t set_tiles;
   bool direct;         // or from kEntryDirect
   bool converts;       // dO is converted first
 };

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of dQ out of its float sums, beside the products of other units: two warps that would have nothing to do
+// report which sums are all there, and turn those of whole sets (see SumOrder) into dQ and back into zeros. So sums
+// need memory for the sets under way alone, which L2 holds, and neither the kernel that clears them nor one that
+// reads them later moves them through slow memory. Only blocks that run have units or pieces, all are handed out in
+// order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own.
+#ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
+#define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
+
+#include "backends/cuda/sm90/backward_keys.hpp"
+
+namespace tessera {
+namespace gpu {
+
+template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv>
+struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
+  using Keys = EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv>;
+  using Keys::handed_out, Keys::slot_of, Keys::parity_of, Keys::number, Keys::arrive_warp;
+  // Of a unit: all warps that multiply have added what they have.
+  static constexpr uint32_t kAdded = Keys::kMore, kSumsMore = kAdded + 8 * 2;
+  // 16 columns of a piece, as a warp has them: 64 queries.
+  static constexpr uint32_t kPart = 16 * 64 * 4;
+  static constexpr int kParts = 4;
+
+  // A unit's sums are there, for this warp's part. Of all lanes one has added.
+  TSRI_DEVICE_MEMBER void leave_sums() {
+    if (fresh_thread_index() % 32 == 0) bulk_wait();
+    arrive_warp(kAdded + 8 * slot_of(number()));
+  }
+
+  // Unit u is told of, by the warp that does so.
+  TSRI_DEVICE_MEMBER void tell(const KeyOrder &order, int32_t u) {
+    if (order.sums.pieces && fresh_thread_index() % 32 == 0) {
+      fence_device();
+      increment_word(order.sums.added + handed_out(u).set);
+    }
+    arrive_warp(Keys::kEmptyW + 8 * slot_of(u));
+  }
+  TSRI_DEVICE_MEMBER void report(const KeyOrder &order, int32_t u) {
+    TSRI_NO_UNROLL
+    for (;; ++u) {
+      phase_wait(Keys::kFullW + 8 * slot_of(u), parity_of(u));
+      if (handed_out(u).b < 0) break;
+      phase_wait(kAdded + 8 * slot_of(u), parity_of(u));
+      tell(order, u);
+    }
+  }
+
+  // Where part i of four of a piece lies.
+  TSRI_DEVICE_MEMBER float *part_at(const BackwardArgs &args, int32_t from, int i) {
+    return args.dq_sum + (int64_t{from} * kParts + i) * static_cast<int64_t>(kPart / 4);
+  }
+  TSRI_DEVICE_MEMBER void zero_part(float *sum) {
+    const uint32_t zeros[4] = {0, 0, 0, 0};
+    sum += fresh_thread_index() % 32 * 4;
+    TSRI_UNROLL
+    for (int i = 0; i < static_cast<int>(kPart) / 512; ++i) store_chunk(sum + i * 128, zeros);
+  }
+
+  // A part that has arrived becomes rows of 16 elements, by a warp. It lies as accumulators of dQ^T do and is turned
+  // where it lies, each 16 queries where the floats of eight have been read.
+  TSRI_DEVICE_MEMBER void pack_queries(uint32_t (&packed)[4], float scale, uint32_t at) {
+    TSRI_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+      const Chunk x = shared_at<Chunk>(at + half * 512);
+      TSRI_UNROLL
+      for (uint32_t w = 0; w < 2; ++w)
+        packed[2 * half + w] = E::pack(scale * bits_float(x.w[2 * w]), scale * bits_float(x.w[2 * w + 1]));
+    }
+  }
+  TSRI_DEVICE_MEMBER void turn_part(float scale, uint32_t at) {
+    const int lane = fresh_thread_index() % 32;
+    const uint32_t row = at + static_cast<uint32_t>(lane / 16 * 8 + lane % 8) * 32 + static_cast<uint32_t>(lane / 8 % 2) * 16;
+    at += static_cast<uint32_t>(lane) * 16;
+    TSRI_NO_UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+      uint32_t packed[2][4];
+      TSRI_UNROLL
+      for (uint32_t k = 0; k < 2; ++k) pack_queries(packed[k], scale, at + i * 2048 + k * 1024);
+      sync_wave(); // all have read
+      TSRI_UNROLL
+      for (uint32_t k = 0; k < 2; ++k) store_matrices_transposed(row + i * 1024 + k * 512, packed[k]);
+    }
+    sync_wave();
+  }
+  // Those rows into the tensor, 16 bytes a lane. What is known of the piece is read first: the stores might change it.
+  TSRI_DEVICE_MEMBER void write_part(const BackwardArgs &args, uint32_t at, const SumPiece &piece, int column) {
+    const int lane = fresh_thread_index() % 32;
+    column += lane % 2 * 8;
+    const int rows = column < piece.columns ? piece.rows - lane / 2 : 0;
+    const int64_t stride = args.call.p.dq.stride[2];
+    uint16_t *to = static_cast<uint16_t *>(args.call.a.dq) + piece.to + column + lane / 2 * stride;
+    at += static_cast<uint32_t>(lane) * 16;
+    TSRI_UNROLL
+    for (int r = 0; r < 64; r += 16)
+      if (r < rows) store_chunk(to + r * stride, shared_at<Chunk>(at + static_cast<uint32_t>(r) * 32).w);
+  }
+
+  // What a warp that takes pieces remembers, in shared memory: the warps that load have 24 registers.
+  struct alignas(16) Taken {
+    int32_t n;     // first of the pieces
+    int32_t next;  // of those it takes next
+    int32_t there; // a set whose sums are known to be
+    int32_t u;     // unit to be told of
+  };
+  TSRI_DEVICE_MEMBER int32_t parts_of(const SumOrder &sums, int32_t n, int pieces) {
+    return kParts * smaller(pieces, 2 * sums.set_tiles * sums.sets - n);
+  }
+  template <int kPieces>
+  TSRI_DEVICE_MEMBER void take_next(const SumOrder &sums, uint32_t state) {
+    if (fresh_thread_index() % 32 == 0)
+      shared_at<Taken>(state).next = static_cast<int32_t>(add_word(sums.next, kPieces));
+  }
+  // Units of the own block are told of meanwhile.
+  TSRI_DEVICE_MEMBER void tell_next(const KeyOrder &order, uint32_t state) {
+    const int32_t u = shared_at<Taken>(state).u;
+    tell(order, u);
+    if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).u = u + 1;
+    sync_wave();
+  }
+  template <bool kReports>
+  TSRI_DEVICE_MEMBER void wait_for_set(const KeyOrder &order, int32_t set, uint32_t state) {
+    const uint64_t units = static_cast<uint64_t>(order.tiles);
+    if constexpr (kReports) {
+      for (;;) {
+        const int32_t u = shared_at<Taken>(state).u;
+        if (wait_word_or_phase(order.sums.added + set, units, kAdded + 8 * slot_of(u), parity_of(u))) break;
+        tell_next(order, state);
+      }
+    } else {
+      wait_word(order.sums.added + set, units);
+    }
+  }
+
+  // Starts part i of pieces from n on, or, if others may wait for parts that are under way, false: not yet.
+  template <int kCount, bool kReports>
+  TSRI_DEVICE_MEMBER bool start_part(const BackwardArgs &args, int32_t i, bool waits, uint32_t at, uint32_t full,
+                                     uint32_t state) {
+    const SumOrder &sums = args.order.sums;
+    const SumPiece &piece = sums.pieces[shared_at<Taken>(state).n + i / kParts];
+    const int32_t set = piece.set;
+    if (set != shared_at<Taken>(state).there) {
+      if (waits)
+        wait_for_set<kReports>(args.order, set, state);
+      else if (any_lane(load_word(sums.added + set) < static_cast<uint64_t>(args.order.tiles)))
+        return false;
+      fence_device();
+      fence_async_all();
+      sync_wave();
+      if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).there = set;
+    }
+    sync_wave();
+    if (fresh_thread_index() % 32 == 0) {
+      const uint32_t slot = static_cast<uint32_t>(i) % kCount;
+      phase_expect(full + 8 * slot, kPart);
+      bulk_load(at + slot * kPart, part_at(args, piece.from, i % kParts), kPart, full + 8 * slot);
+    }
+    return true;
+  }
+  template <int kCount>
+  TSRI_DEVICE_MEMBER uint32_t buffer_of(uint32_t at, int i) { return at + static_cast<uint32_t>(i) % kCount * kPart; }
+  template <int kCount>
+  TSRI_DEVICE_MEMBER void end_part(const BackwardArgs &args, int i, uint32_t at, uint32_t full, uint32_t state) {
+    phase_wait(full + 8 * (static_cast<uint32_t>(i) % kCount), static_cast<uint32_t>(i / kCount) & 1);
+    turn_part(args.call.p.scale, buffer_of<kCount>(at, i));
+    keep_register(i); // what follows from it is found anew
+    const SumPiece &piece = args.order.sums.pieces[shared_at<Taken>(state).n + i / kParts];
+    write_part(args, buffer_of<kCount>(at, i), piece, i % kParts * 16);
+    if (piece.frees) zero_part(part_at(args, piece.from, i % kParts));
+    fence_async(); // the buffer
+  }
+
+  // Takes kPieces pieces at a time until there are none, by a warp, with up to kCount parts on their way in buffers
+  // from `at` on, whose barriers begin at `full`. It does not wait for a set while it has parts that others may wait
+  // for. kReports: and tells of units, the last of which is left to report().
+  template <int kPieces, int kCount, bool kReports>
+  TSRI_DEVICE_MEMBER void finish_sums(const BackwardArgs &args, uint32_t at, uint32_t full, uint32_t state) {
+    static_assert(kParts * kPieces % (2 * kCount) == 0, "phases of barriers begin anew with all that is taken");
+    const SumOrder &sums = args.order.sums;
+    if (fresh_thread_index() % 32 == 0) {
+      shared_at<Taken>(state).there = -1;
+      shared_at<Taken>(state).u = 0;
+    }
+    take_next<kPieces>(sums, state);
+    TSRI_NO_UNROLL
+    for (;;) {
+      sync_wave();
+      const int32_t n = shared_at<Taken>(state).next;
+      if (parts_of(sums, n, kPieces) <= 0) break;
+      sync_wave();
+      if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).n = n;
+      take_next<kPieces>(sums, state); // early: it takes its time
+      sync_wave();
+      int32_t started = 0;
+      TSRI_NO_UNROLL
+      for (int32_t done = 0; done < parts_of(sums, shared_at<Taken>(state).n, kPieces); ++done) {
+        TSRI_NO_UNROLL
+        while (started - done < kCount && started < parts_of(sums, shared_at<Taken>(state).n, kPieces)) {
+          if (!start_part<kCount, kReports>(args, started, started == done, at, full, state)) break;
+          ++started;
+        }
+        if constexpr (kReports) {
+          const int32_t u = shared_at<Taken>(state).u;
+          if (phase_test(kAdded + 8 * slot_of(u), parity_of(u))) tell_next(args.order, state);
+        }
+        end_part<kCount>(args, done, at, full, state);
+      }
+      fence_async_all(); // zeros
+      sync_wave();
+      const int i = fresh_thread_index() % 32;
+      const SumPiece *piece = sums.pieces + shared_at<Taken>(state).n + i;
+      if (kParts * i < parts_of(sums, shared_at<Taken>(state).n, kPieces) && piece->frees) {
+        fence_device();
+        increment_word(sums.freed + piece->set);
+      }
+    }
+  }
+};
+
+} // namespace gpu
+} // namespace tessera
+
+#endif // TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
