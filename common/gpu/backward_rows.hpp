@@ -57,12 +57,14 @@ TSRI_DEVICE void each_row(int64_t rows, int32_t others, const Body &body) {
     body(first + thread_index() / kRowLanes, thread_index() % kRowLanes);
 }
 
-// kUnits: some rows have units of work, see key_work.hpp.
+// What every row contributes. A wave takes as many rows as it has lanes: what there is to find out about a row is its
+// lane's, and only its columns are shared. kUnits: some rows have units of work, see key_work.hpp.
 template <int kWave, bool kUnits>
 struct BackwardPrepare {
   using Args = BackwardArgs;
-  static constexpr int kThreads = kRowThreads, kMinBlocks = 8; // as many loads under way as registers allow
+  static constexpr int kThreads = kRowThreads, kMinBlocks = 5; // as many loads under way as registers allow
   static constexpr uint32_t kSharedBytes = 0;
+  static constexpr int kRows = kWave / kRowLanes; // of a wave at a time
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     release_later();
@@ -73,23 +75,20 @@ struct BackwardPrepare {
         find_units<kThreads, kWave>(args);
         return;
       }
-    each_row(rows, others, [&args, rows](int64_t n, int lane) {
-      QueryRow row = {-1, 0, 0};
-      if (n < rows) row = query_row(args.call.p, args.call.a, n);
+    const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
+    const int64_t first = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
+    for (int64_t n = first; n - thread_index() % kWave < rows; n += step) { // whole waves
       bool coarse = false;
-      const RowStat stat = stat_of(args, row, lane, coarse);
-      coarse = any_of_lanes<kRowLanes * kCoarseRows>(coarse);
-      if (n >= rows) return;
-      if (n % kCoarseRows == 0 && lane == 0) args.coarse[n / kCoarseRows] = coarse;
-      if (lane == 0) args.stats[n] = stat;
-      if (lane == 0 && args.weight) args.weight[n] = 1.0f;
-    });
+      const RowStat stat = stat_of(args, n < rows ? query_row(args.call.p, args.call.a, n) : QueryRow{-1, 0, 0}, coarse);
+      coarse = any_of_lanes<kCoarseRows>(coarse);
+      if (n >= rows) continue;
+      if (n % kCoarseRows == 0) args.coarse[n / kCoarseRows] = coarse;
+      args.stats[n] = stat;
+      if (args.weight) args.weight[n] = 1.0f;
+    }
     if (!args.dq_sum) return;
     Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum);
-    const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
-    for (int64_t i = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
-         i < args.dq_floats / 4; i += step)
-      sum[i] = Chunk{{0, 0, 0, 0}};
+    for (int64_t i = first; i < args.dq_floats / 4; i += step) sum[i] = Chunk{{0, 0, 0, 0}};
   }
 
   template <int kLanes>
@@ -99,12 +98,11 @@ struct BackwardPrepare {
     return any != 0;
   }
 
-  // coarse: becomes true where the row is.
-  TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, int lane, bool &coarse) {
+  // Of this lane's row. coarse: becomes true where it is. By whole waves.
+  TSRI_DEVICE_MEMBER RowStat stat_of(const Args &args, const QueryRow &r, bool &coarse) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
-    float sum = 0.0f;
     bool used = false;
     int64_t keys = 0, queries = 0;
     if (r.b >= 0) {
@@ -118,10 +116,9 @@ struct BackwardPrepare {
         stat.hi = static_cast<int32_t>(band.hi);
         keys = rule.prefix + band.hi - band.lo;
         queries = sequence.q.len;
-        sum = dot(args, r, lane);
       }
     }
-    for (int mask = kRowLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    const float sum = dot(args, used, r);
     if (!used) return stat;
     stat.delta = sum;
     if (p.dlse.dtype != TSR_DTYPE_NONE)
@@ -133,38 +130,79 @@ struct BackwardPrepare {
     return stat;
   }
 
-  // This lane's part of sum dO * O of a row.
-  TSRI_DEVICE_MEMBER float dot(const Args &args, const QueryRow &r, int lane) {
+  // sum dO * O of this lane's row. kRowLanes lanes share a row, kRows rows are under way at a time, and four times as
+  // many are loaded together.
+  TSRI_DEVICE_MEMBER float dot(const Args &args, bool used, const QueryRow &r) {
     const tsr_problem &p = args.call.p;
-    const int64_t o = tsri_row_offset(p.o.stride, r.b, r.h, r.row);
-    const int64_t g = tsri_row_offset(p.dout.stride, r.b, r.h, r.row);
-    float sum = 0.0f;
+    const int64_t o = used ? tsri_row_offset(p.o.stride, r.b, r.h, r.row) : 0;
+    const int64_t g = used ? tsri_row_offset(p.dout.stride, r.b, r.h, r.row) : 0;
     const bool pairs = (args.call.vector & kVectorO) && (args.call.vector & kVectorDout) &&
                        p.o.dtype == p.dout.dtype && p.o.dtype != TSR_DTYPE_F32;
-    if (!pairs) {
-      for (int c = lane; c < p.dim_v; c += kRowLanes)
-        sum = multiply_add(load_element(p.o.dtype, args.call.a.o, o + c * p.o.stride[3]),
-                           load_element(p.dout.dtype, args.call.a.dout, g + c * p.dout.stride[3]),
-                           sum);
-      return sum;
+    float sum[kRowLanes] = {};
+    if (!pairs)
+      sum_elements(args, used, o, g, sum);
+    else if (p.o.dtype == TSR_DTYPE_F16)
+      sum_chunks<Half>(args, used, o, g, sum);
+    else
+      sum_chunks<BFloat16>(args, used, o, g, sum);
+    const int lane = thread_index() % kWave;
+    float mine = 0.0f;
+    TSRI_UNROLL
+    for (int k = 0; k < kRowLanes; ++k) {
+      for (int mask = kRowLanes / 2; mask > 0; mask /= 2) sum[k] += shuffle_xor(sum[k], mask);
+      const float other = shuffle(sum[k], lane % kRows * kRowLanes);
+      if (lane / kRows == k) mine = other;
     }
-    const uint16_t *x = static_cast<const uint16_t *>(args.call.a.o) + o;
-    const uint16_t *y = static_cast<const uint16_t *>(args.call.a.dout) + g;
-    for (int c = lane * 8; c < p.dim_v; c += kRowLanes * 8) {
-      const Chunk u = *reinterpret_cast<const Chunk *>(x + c);
-      const Chunk v = *reinterpret_cast<const Chunk *>(y + c);
+    return mine;
+  }
+  TSRI_DEVICE_MEMBER int64_t shuffle_wide(int64_t x, int lane) {
+    const uint64_t bits = static_cast<uint64_t>(x);
+    const uint64_t lo = shuffle(static_cast<uint32_t>(bits), lane), hi = shuffle(static_cast<uint32_t>(bits >> 32), lane);
+    return static_cast<int64_t>(hi << 32 | lo);
+  }
+  // Which lane's row this lane helps with.
+  TSRI_DEVICE_MEMBER int helped(int k) { return k * kRows + thread_index() % kWave / kRowLanes; }
+
+  template <class E>
+  TSRI_DEVICE_MEMBER void sum_chunks(const Args &args, bool used, int64_t o, int64_t g, float (&sum)[kRowLanes]) {
+    const uint16_t *x[kRowLanes], *y[kRowLanes];
+    bool some[kRowLanes];
+    TSRI_UNROLL
+    for (int k = 0; k < kRowLanes; ++k) {
+      x[k] = static_cast<const uint16_t *>(args.call.a.o) + shuffle_wide(o, helped(k));
+      y[k] = static_cast<const uint16_t *>(args.call.a.dout) + shuffle_wide(g, helped(k));
+      some[k] = shuffle(static_cast<uint32_t>(used), helped(k)) != 0;
+    }
+    TSRI_NO_UNROLL
+    for (int c = thread_index() % kRowLanes * 8; c < args.call.p.dim_v; c += kRowLanes * 8) {
+      Chunk u[kRowLanes] = {}, v[kRowLanes] = {};
       TSRI_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        if (p.o.dtype == TSR_DTYPE_F16) {
-          sum = multiply_add(Half::low(u.w[w]), Half::low(v.w[w]), sum);
-          sum = multiply_add(Half::high(u.w[w]), Half::high(v.w[w]), sum);
-        } else {
-          sum = multiply_add(BFloat16::low(u.w[w]), BFloat16::low(v.w[w]), sum);
-          sum = multiply_add(BFloat16::high(u.w[w]), BFloat16::high(v.w[w]), sum);
-        }
+      for (int k = 0; k < kRowLanes; ++k) {
+        if (some[k]) u[k] = *reinterpret_cast<const Chunk *>(x[k] + c);
+        if (some[k]) v[k] = *reinterpret_cast<const Chunk *>(y[k] + c);
       }
+      TSRI_UNROLL
+      for (int k = 0; k < kRowLanes; ++k)
+        TSRI_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          sum[k] = multiply_add(E::low(u[k].w[w]), E::low(v[k].w[w]), sum[k]);
+          sum[k] = multiply_add(E::high(u[k].w[w]), E::high(v[k].w[w]), sum[k]);
+        }
     }
-    return sum;
+  }
+  TSRI_DEVICE_MEMBER void sum_elements(const Args &args, bool used, int64_t o, int64_t g, float (&sum)[kRowLanes]) {
+    const tsr_problem &p = args.call.p;
+    for (int k = 0; k < kRowLanes; ++k) {
+      const int64_t x = shuffle_wide(o, helped(k)), y = shuffle_wide(g, helped(k));
+      if (!shuffle(static_cast<uint32_t>(used), helped(k))) continue;
+      float s = 0.0f;
+      for (int c = thread_index() % kRowLanes; c < p.dim_v; c += kRowLanes)
+        s = multiply_add(load_element(p.o.dtype, args.call.a.o, x + c * p.o.stride[3]),
+                         load_element(p.dout.dtype, args.call.a.dout, y + c * p.dout.stride[3]), s);
+      TSRI_UNROLL
+      for (int i = 0; i < kRowLanes; ++i)
+        if (i == k) sum[i] = s;
+    }
   }
 };
 
