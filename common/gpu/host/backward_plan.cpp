@@ -110,11 +110,13 @@ int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p) {
 constexpr int32_t kLeastTiles = 3;
 
 // Whether the main kernel turns sums into dQ itself, as backends/cuda/sm90/backward_sums.hpp does: into the element
-// type, 16 bytes at a time, and every row of a slot is a used one.
+// type, 16 bytes at a time, every row of a slot is a used one, and units and sums are of the same heads: queries and
+// keys are both packed or neither.
 bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   return row.engine.box_q && row.engine.part_q && cut.sums && cut.keys.tiles >= kLeastTiles && cut.dq_floats > 0 &&
          p.dq.dtype == row.dtype && (gpu::vector_bits(p) & gpu::kVectorDq) && !(p.accumulate & TSR_ACCUMULATE_DQ) &&
          cut.dq_floats / (64 * 64) < INT32_MAX && // pieces
+         !(p.arrays & TSR_ARRAY_CU_Q) == !(p.arrays & TSR_ARRAY_CU_K) &&
          !(p.arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
 }
 
