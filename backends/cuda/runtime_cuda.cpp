@@ -173,10 +173,19 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
   const CUtensorMapDataType type = gpu::element_bytes(box.dtype) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : box.dtype == TSR_DTYPE_F16     ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result = encode(
-      reinterpret_cast<CUtensorMap *>(map), type, 4, const_cast<void *>(box.base), extent, stride, size, step,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto make = [&] {
+    return encode(reinterpret_cast<CUtensorMap *>(map), type, 4, const_cast<void *>(box.base), extent, stride, size, step,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = make();
+  // The driver's own functions want a context, which a thread may not have: the runtime's functions, a launch among
+  // them, give it one.
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    const cudaError_t error = cudaSetDevice(box.device);
+    if (error != cudaSuccess) return fail("device", error, why);
+    result = make();
+  }
   if (result == CUDA_SUCCESS) return true;
   snprintf(why->text, sizeof why->text, "cuTensorMapEncodeTiled: error %d", static_cast<int>(result));
   return false;

@@ -65,6 +65,7 @@ struct BackwardPrepare {
   static constexpr int kThreads = kRowThreads, kMinBlocks = 5; // as many loads under way as registers allow
   static constexpr uint32_t kSharedBytes = 0;
   static constexpr int kRows = kWave / kRowLanes; // of a wave at a time
+  static constexpr int kTogether = 4; // times as many are loaded at once
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     release_later();
@@ -105,7 +106,12 @@ struct BackwardPrepare {
     RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
     bool used = false;
     int64_t keys = 0, queries = 0;
+    float lse = 0.0f, dlse = 0.0f; // asked for before the rest is, which takes as long
+    const int64_t o = r.b >= 0 ? tsri_row_offset(p.o.stride, r.b, r.h, r.row) : 0;
+    const int64_t g = r.b >= 0 ? tsri_row_offset(p.dout.stride, r.b, r.h, r.row) : 0;
     if (r.b >= 0) {
+      lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
+      if (p.dlse.dtype != TSR_DTYPE_NONE) dlse = a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
       const tsri_sequence sequence = tsri_sequence_of(&p, &a, r.b);
       const int64_t i = r.row - sequence.q.begin;
       used = i >= 0 && i < sequence.q.len;
@@ -118,30 +124,22 @@ struct BackwardPrepare {
         queries = sequence.q.len;
       }
     }
-    const float sum = dot(args, used, r);
+    const float sum = dot(args, used, o, g);
     if (!used) return stat;
-    stat.delta = sum;
-    if (p.dlse.dtype != TSR_DTYPE_NONE)
-      stat.delta -= a.dlse[tsri_row_offset(p.dlse.stride, r.b, r.h, r.row)];
-    const float lse = a.lse[tsri_row_offset(p.lse.stride, r.b, r.h, r.row)];
+    stat.delta = p.dlse.dtype != TSR_DTYPE_NONE ? sum - dlse : sum;
     if (lse != -infinity()) stat.lse = plain_nan(lse * args.lse_unit);
     stat.delta = plain_nan(stat.delta);
     coarse = is_coarse(args, queries, keys, stat.lse);
     return stat;
   }
 
-  // sum dO * O of this lane's row. kRowLanes lanes share a row, kRows rows are under way at a time, and four times as
-  // many are loaded together.
-  TSRI_DEVICE_MEMBER float dot(const Args &args, bool used, const QueryRow &r) {
-    const tsr_problem &p = args.call.p;
-    const int64_t o = used ? tsri_row_offset(p.o.stride, r.b, r.h, r.row) : 0;
-    const int64_t g = used ? tsri_row_offset(p.dout.stride, r.b, r.h, r.row) : 0;
-    const bool pairs = (args.call.vector & kVectorO) && (args.call.vector & kVectorDout) &&
-                       p.o.dtype == p.dout.dtype && p.o.dtype != TSR_DTYPE_F32;
+  // sum dO * O of this lane's row, which begin at o and g. kRowLanes lanes share a row, kRows rows are
+  // under way at a time.
+  TSRI_DEVICE_MEMBER float dot(const Args &args, bool used, int64_t o, int64_t g) {
     float sum[kRowLanes] = {};
-    if (!pairs)
+    if (!takes_chunks(args))
       sum_elements(args, used, o, g, sum);
-    else if (p.o.dtype == TSR_DTYPE_F16)
+    else if (args.call.p.o.dtype == TSR_DTYPE_F16)
       sum_chunks<Half>(args, used, o, g, sum);
     else
       sum_chunks<BFloat16>(args, used, o, g, sum);
@@ -155,6 +153,11 @@ struct BackwardPrepare {
     }
     return mine;
   }
+  TSRI_DEVICE_MEMBER bool takes_chunks(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    return (args.call.vector & kVectorO) && (args.call.vector & kVectorDout) && p.o.dtype == p.dout.dtype &&
+           p.o.dtype != TSR_DTYPE_F32;
+  }
   TSRI_DEVICE_MEMBER int64_t shuffle_wide(int64_t x, int lane) {
     const uint64_t bits = static_cast<uint64_t>(x);
     const uint64_t lo = shuffle(static_cast<uint32_t>(bits), lane), hi = shuffle(static_cast<uint32_t>(bits >> 32), lane);
@@ -165,29 +168,32 @@ struct BackwardPrepare {
 
   template <class E>
   TSRI_DEVICE_MEMBER void sum_chunks(const Args &args, bool used, int64_t o, int64_t g, float (&sum)[kRowLanes]) {
-    const uint16_t *x[kRowLanes], *y[kRowLanes];
-    bool some[kRowLanes];
     TSRI_UNROLL
-    for (int k = 0; k < kRowLanes; ++k) {
-      x[k] = static_cast<const uint16_t *>(args.call.a.o) + shuffle_wide(o, helped(k));
-      y[k] = static_cast<const uint16_t *>(args.call.a.dout) + shuffle_wide(g, helped(k));
-      some[k] = shuffle(static_cast<uint32_t>(used), helped(k)) != 0;
-    }
-    TSRI_NO_UNROLL
-    for (int c = thread_index() % kRowLanes * 8; c < args.call.p.dim_v; c += kRowLanes * 8) {
-      Chunk u[kRowLanes] = {}, v[kRowLanes] = {};
+    for (int k0 = 0; k0 < kRowLanes; k0 += kTogether) {
+      const uint16_t *x[kTogether], *y[kTogether];
+      bool some[kTogether];
       TSRI_UNROLL
-      for (int k = 0; k < kRowLanes; ++k) {
-        if (some[k]) u[k] = *reinterpret_cast<const Chunk *>(x[k] + c);
-        if (some[k]) v[k] = *reinterpret_cast<const Chunk *>(y[k] + c);
+      for (int k = 0; k < kTogether; ++k) {
+        x[k] = static_cast<const uint16_t *>(args.call.a.o) + shuffle_wide(o, helped(k0 + k));
+        y[k] = static_cast<const uint16_t *>(args.call.a.dout) + shuffle_wide(g, helped(k0 + k));
+        some[k] = shuffle(static_cast<uint32_t>(used), helped(k0 + k)) != 0;
       }
-      TSRI_UNROLL
-      for (int k = 0; k < kRowLanes; ++k)
+      TSRI_NO_UNROLL
+      for (int c = thread_index() % kRowLanes * 8; c < args.call.p.dim_v; c += kRowLanes * 8) {
+        Chunk u[kTogether] = {}, v[kTogether] = {};
         TSRI_UNROLL
-        for (int w = 0; w < 4; ++w) {
-          sum[k] = multiply_add(E::low(u[k].w[w]), E::low(v[k].w[w]), sum[k]);
-          sum[k] = multiply_add(E::high(u[k].w[w]), E::high(v[k].w[w]), sum[k]);
+        for (int k = 0; k < kTogether; ++k) {
+          if (some[k]) u[k] = *reinterpret_cast<const Chunk *>(x[k] + c);
+          if (some[k]) v[k] = *reinterpret_cast<const Chunk *>(y[k] + c);
         }
+        TSRI_UNROLL
+        for (int k = 0; k < kTogether; ++k)
+          TSRI_UNROLL
+          for (int w = 0; w < 4; ++w) {
+            sum[k0 + k] = multiply_add(E::low(u[k].w[w]), E::low(v[k].w[w]), sum[k0 + k]);
+            sum[k0 + k] = multiply_add(E::high(u[k].w[w]), E::high(v[k].w[w]), sum[k0 + k]);
+          }
+      }
     }
   }
   TSRI_DEVICE_MEMBER void sum_elements(const Args &args, bool used, int64_t o, int64_t g, float (&sum)[kRowLanes]) {

@@ -26,8 +26,8 @@ constexpr int64_t kEngineCachePart = 8;
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
 constexpr int64_t kRowsOfBlock = 16;
-// Units of work are found beside the rows, a few by each wave of a few blocks.
-constexpr int64_t kUnitsOfBlock = 16, kUnitBlocks = 1 << 9;
+// Units of work are found beside the rows, by blocks of their own. Finding one takes a wave some microseconds.
+constexpr int64_t kUnitsOfBlock = 4, kUnitBlocks = 1 << 11;
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -223,13 +223,13 @@ struct Steps {
     const int64_t queries = packed_q ? p.total_q : p.seq_q, keys = packed_k ? p.total_k : p.seq_k;
     const int32_t box = plan.row->engine.box_q;
     if (queries > 0 &&
-        (!map_tensor(call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
-         !map_tensor(call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, p.batch, box, &engine.dout,
+        (!map_tensor(plan.device, call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
+         !map_tensor(plan.device, call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, p.batch, box, &engine.dout,
                      why)))
       return false;
     return keys == 0 ||
-           (map_tensor(call.a.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, box, &engine.k, why) &&
-            map_tensor(call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, box, &engine.v, why));
+           (map_tensor(plan.device, call.a.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, box, &engine.k, why) &&
+            map_tensor(plan.device, call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, box, &engine.v, why));
   }
 };
 

@@ -86,9 +86,9 @@ int32_t engine_box_k(const Row &row, const tsr_problem &p) {
   return static_cast<int32_t>(box);
 }
 
-bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+bool map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
-  TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {0, 0, 0, 0}, box_rows};
+  TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {0, 0, 0, 0}, box_rows, device};
   const int64_t bytes = gpu::element_bytes(layout.dtype);
   // Of nothing there is no map, and nobody asks for it.
   for (int d = 0; d < 4; ++d)
@@ -115,20 +115,20 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   // A page is what a batch is elsewhere.
   const int64_t keys = p.page_size ? p.page_size : packed_k ? p.total_k : p.seq_k;
   const int64_t keys_batch = p.page_size ? p.num_pages : p.batch;
-  if (!map_tensor(args.q, p.q, packed_q, p.dim_qk, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
+  if (!map_tensor(plan.device, args.q, p.q, packed_q, p.dim_qk, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
                   engine.box_q, &e.q, why))
     return false;
   // Without keys no tile is ever asked for.
   if (keys > 0 &&
-      (!map_tensor(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
-       !map_tensor(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
+      (!map_tensor(plan.device, args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
+       !map_tensor(plan.device, args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
     return false;
   // Narrow O as wide as Q's elements, in rows of whole 16 bytes, and with strides that the copy engine takes; rows
   // store what is not so themselves.
   e.copies_out = plan.row->dim_v <= 64 && p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
   for (int d = 0; d < 3; ++d)
     if (p.o.stride[d] >= int64_t{1} << 39) e.copies_out = 0;
-  if (e.copies_out && !map_tensor(args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
+  if (e.copies_out && !map_tensor(plan.device, args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
                                   kEngineRowsOut, &e.o, why))
     return false;
   const Entry &entry = plan.row->entry[kEntryMain];

@@ -42,7 +42,7 @@ constexpr int32_t kLeastBox = 8;
 int32_t engine_box_k(const Row &row, const tsr_problem &p);
 
 // Where the copy engine finds a tensor, in boxes of box_rows rows. packed: rows of all sequences in one.
-bool map_tensor(const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+bool map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
                 int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why);
 
 // Runs a forward or split row; workspace is there.

@@ -47,6 +47,7 @@ struct TensorBox {
   tsr_dtype dtype;
   int64_t extent[4], stride[4];
   int32_t rows;
+  int32_t device;
 };
 bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why);
 // Memory in stream order, for runs without a workspace. INVALID_ARGUMENT while the stream is captured;
