@@ -174,8 +174,8 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
                                    : box.dtype == TSR_DTYPE_F16     ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const auto make = [&] {
-    return encode(reinterpret_cast<CUtensorMap *>(map), type, 4, const_cast<void *>(box.base), extent, stride, size, step,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    return encode(reinterpret_cast<CUtensorMap *>(map), type, 4, const_cast<void *>(box.base), extent, stride, size,
+                  step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = make();

@@ -160,7 +160,8 @@ struct BackwardPrepare {
   }
   TSRI_DEVICE_MEMBER int64_t shuffle_wide(int64_t x, int lane) {
     const uint64_t bits = static_cast<uint64_t>(x);
-    const uint64_t lo = shuffle(static_cast<uint32_t>(bits), lane), hi = shuffle(static_cast<uint32_t>(bits >> 32), lane);
+    const uint64_t lo = shuffle(static_cast<uint32_t>(bits), lane);
+    const uint64_t hi = shuffle(static_cast<uint32_t>(bits >> 32), lane);
     return static_cast<int64_t>(hi << 32 | lo);
   }
   // Which lane's row this lane helps with.

@@ -359,7 +359,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       const int thread = fresh_thread_index();
       const uint32_t warp = static_cast<uint32_t>(thread) / 32;
       if (args.backward.order.sums.pieces)
-        Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8, kTakenAt + warp * 16);
+        Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8,
+                                                kTakenAt + warp * 16);
     }
   }
 
@@ -389,7 +390,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
         if (fresh_thread_index() / 32 == kWarps + 3) {
           int32_t u = 0;
           if (args.backward.order.sums.pieces) {
-            Keys::template finish_sums<4, less, true>(args.backward, kL + more * Keys::kPart, kFullL + more * 8, mine + 16);
+            Keys::template finish_sums<4, less, true>(args.backward, kL + more * Keys::kPart, kFullL + more * 8,
+                                                      mine + 16);
             u = shared_at<typename Keys::Taken>(mine + 16).u;
           }
           Keys::report(args.backward.order, u);

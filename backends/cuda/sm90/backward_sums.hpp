@@ -71,7 +71,8 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   }
   TSRI_DEVICE_MEMBER void turn_part(float scale, uint32_t at) {
     const int lane = fresh_thread_index() % 32;
-    const uint32_t row = at + static_cast<uint32_t>(lane / 16 * 8 + lane % 8) * 32 + static_cast<uint32_t>(lane / 8 % 2) * 16;
+    const uint32_t row =
+        at + static_cast<uint32_t>(lane / 16 * 8 + lane % 8) * 32 + static_cast<uint32_t>(lane / 8 % 2) * 16;
     at += static_cast<uint32_t>(lane) * 16;
     TSRI_NO_UNROLL
     for (uint32_t i = 0; i < 2; ++i) {

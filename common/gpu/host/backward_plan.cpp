@@ -103,7 +103,8 @@ int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p) {
   const int64_t heads = tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch);
   const int64_t shared =
       tsri_mul_sat(tsri_mul_sat(packed ? p.total_q : p.seq_q, group), 6 * p.dim_qk + 2 * p.dim_v);
-  return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), facts.l2_bytes / kEngineCachePart / max64(shared, 1))));
+  const int64_t held = facts.l2_bytes / kEngineCachePart / max64(shared, 1);
+  return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), held)));
 }
 
 // Tiles of keys of a head from which on it pays that the main kernel turns sums into dQ itself.

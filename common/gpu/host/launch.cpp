@@ -128,8 +128,9 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   e.copies_out = plan.row->dim_v <= 64 && p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
   for (int d = 0; d < 3; ++d)
     if (p.o.stride[d] >= int64_t{1} << 39) e.copies_out = 0;
-  if (e.copies_out && !map_tensor(plan.device, args.o, p.o, packed_q, p.dim_v, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
-                                  kEngineRowsOut, &e.o, why))
+  const int64_t rows = packed_q ? p.total_q : p.seq_q;
+  if (e.copies_out && !map_tensor(plan.device, args.o, p.o, packed_q, p.dim_v, rows, p.heads_q, p.batch, kEngineRowsOut,
+                                  &e.o, why))
     return false;
   const Entry &entry = plan.row->entry[kEntryMain];
   const Launch launch = {entry.function, plan.choice.cut.blocks, entry.threads, entry.shared_bytes,
