@@ -26,7 +26,7 @@
 //   P::log(V)                       natural, of values >= 1 (exactly 0 at 1), +inf or NaN
 //   P::div(V, V)
 //   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
-//   P::select_le(a, b, yes, no)     lane-wise a <= b ? yes : no (NaN: no); only lazy_max uses it
+//   P::select_le(a, b, yes, no)     lane-wise a <= b ? yes : no (NaN: no); only lazy_max and trial_max use it
 #if defined(TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
 #undef TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_
@@ -86,6 +86,15 @@ struct OnlineSoftmax {
   static TSRI_FORCE_INLINE V lazy_max(V unit, V m, V tile_max, V slack) {
     const V larger = P::max(m, tile_max);
     return P::select_le(P::mul(P::sub(larger, m), unit), slack, m, larger);
+  }
+
+  // Call 1a where even looking for the maximum is dear: the tile's probabilities were taken from
+  // reference(m) on trial, and if no row's trial_sum passes `most` and none is without a key, they stay and
+  // tile_max is not needed. Else rows that do move, the others do not, and the tile is done again. As with
+  // lazy_max a row decides by its own scores alone. most: above the number of keys of a tile.
+  static TSRI_FORCE_INLINE V trial_max(V m, V trial_sum, V tile_max, V most) {
+    const V larger = P::max(m, tile_max);
+    return P::select_eq(m, P::set(-__builtin_inff()), larger, P::select_le(trial_sum, most, m, larger));
   }
 
   // The sum after a tile: alpha * l + tile_sum.

@@ -8,8 +8,11 @@
 // A block is 32 rows. Keys come in chunks of some steps: K and V^T of a chunk are packed into tiles
 // once per task, stay in L2, and are used by all its blocks, while Q^T, O^T and S^T of a block stay in
 // L1. A product has 2 x 2 tiles of sums, so that each tile that is loaded is
-// used twice. P^T overwrites S^T in place, two keys to a word. Products of neighbouring blocks run
-// between the vectors of a block's softmax: the tile unit works beside the vector units.
+// used twice. P^T has two keys to a word. Products of neighbouring blocks run between the vectors of a
+// block's softmax: the tile unit works beside the vector units.
+//
+// What scores are measured from stays as long as the sums of a step allow it (trial_max of the
+// recurrence), so most steps neither look for a maximum nor rescale O^T.
 //
 // Floors per 16 scores on one core: 64 D FLOPs at 1024 a clock are D / 16 clocks of the tile unit;
 // about 20 instructions on two vector ports are 10 clocks of softmax.
@@ -35,6 +38,8 @@ namespace HWY_NAMESPACE {
 
 #if TSRI_AMX_TARGET
 constexpr size_t kBlockRows = kPairRows;  // of a block
+// Sum of a step up to which its row keeps what scores are measured from.
+constexpr float kMostSum = 4096.0f;
 
 class AmxForwardTask : RowTask<2, true> {
  public:
@@ -138,9 +143,10 @@ class AmxForwardTask : RowTask<2, true> {
     Block block;
     tsri_tile_class kind;
     size_t group, groups;  // where its keys begin in the packed ones, and how many, in units of 32
-    float *s;              // S^T, then P^T
-    float *alpha;          // [kBlockRows]
+    float *s, *p;          // S^T and P^T
+    float *alpha;          // [kBlockRows], if `moved`
     bool folds;            // some key is allowed
+    bool moved;            // O^T must be multiplied by alpha
   };
 
   // Blocks one after the other, each step by step, in a pipeline of three stages, so that the tile
@@ -154,11 +160,13 @@ class AmxForwardTask : RowTask<2, true> {
     for (;;) {
       Fold *after = next_fold(&first, &step, begin, end, key, &folds[count % 3]);
       if (after) {
-        after->s = s_.s_t + count % 3 * static_cast<size_t>(job_.tiles.keys) * kBlockRows;
-        after->alpha = alpha_ + count % 3 * kBlockRows;
+        const size_t room = static_cast<size_t>(job_.tiles.keys) * kBlockRows;
+        after->s = s_.s_t + count % 2 * room;
+        after->p = s_.s_t + 2 * room + count % 2 * (room / 2);
+        after->alpha = alpha_ + count % 2 * kBlockRows;
         ++count;
       }
-      if (before) rescale_rows(*before);
+      if (before && before->moved) rescale_rows(*before);
       if (now)
         fold(before, now, after);
       else
@@ -224,9 +232,35 @@ class AmxForwardTask : RowTask<2, true> {
    private:
     static constexpr size_t kLine = kBlockRows * sizeof(float);
 
+    // S^T of 16 keys over 64 dims, all there are: Q stays in registers, and half as many tiles are loaded.
+    HWY_INLINE void add_scores_of_two() {
+      const KeyTiles &keys = task_.keys_[after_->group + outer_];
+      const uint8_t *k = keys.base + inner_ * keys.half;
+      if (outer_ == 0 && inner_ == 0) {
+        const uint8_t *q = task_.q_of(after_->block);
+        tiles_.load<4>(q, 64);
+        tiles_.load<5>(q + kTileBytes, 64);
+        tiles_.load<6>(q + 2 * kTileBytes, 64);
+        tiles_.load<7>(q + 3 * kTileBytes, 64);
+      }
+      tiles_.zero<0>(), tiles_.zero<1>();
+      tiles_.load<2>(k, keys.line);
+      tiles_.dot<0, 2, 4>();
+      tiles_.dot<1, 2, 5>();
+      tiles_.load<3>(k + keys.chunk, keys.line);
+      tiles_.dot<0, 3, 6>();
+      tiles_.dot<1, 3, 7>();
+      float *to = after_->s + (outer_ * kTileDepth + inner_ * kTileSide) * kBlockRows;
+      tiles_.store<0>(to, kLine);
+      tiles_.store<1>(to + kTileSide, kLine);
+      outer_ += inner_, inner_ ^= 1;
+      if (scores_ == 0) outer_ = 0;
+    }
+
     // S^T of 32 keys += 32 dims.
     HWY_INLINE void add_scores() {
       const size_t chunks = task_.chunks_;
+      if (chunks == 2) return add_scores_of_two();
       const KeyTiles &keys = task_.keys_[after_->group + outer_];
       const uint8_t *q = task_.q_of(after_->block) + 2 * inner_ * kTileBytes;
       const uint8_t *k = keys.base + inner_ * keys.chunk;
@@ -249,7 +283,7 @@ class AmxForwardTask : RowTask<2, true> {
     HWY_INLINE void add_outputs() {
       const size_t line = task_.dims_v_ / kTileSide;
       float *o = task_.s_.o_t + before_->block.first * task_.dims_v_ + outer_ * kTileDepth * kBlockRows;
-      const float *p = before_->s + inner_ * kTileSide * kBlockRows;
+      const float *p = before_->p + inner_ * kTileSide * kBlockRows;
       const uint8_t *v = tile_at(static_cast<const void *>(task_.s_.v),
                                  (before_->group + inner_) * line + 2 * outer_);
       if (inner_ == 0) {
@@ -291,43 +325,72 @@ class AmxForwardTask : RowTask<2, true> {
     while (work.outputs() > 0) work.advance_outputs();
   }
 
+  // P^T of a step, measured from m0 and m1, its sums, and the tile work of its neighbours.
+  HWY_INLINE void weigh(const Fold &now, VF m0, VF m1, const TileWork &work, VF &sum0, VF &sum1) {
+    const DF d;
+    const size_t keys = now.block.keys;
+    const VF unit = hn::Set(d, unit_), r0 = Recurrence::reference(m0), r1 = Recurrence::reference(m1);
+    if (p_.dropout > 0) {
+      VF sum2 = r0;
+      finish_work(work);
+      softmax_tile<2>(now.s, keys, unit, r0, r1, r0, sum0, sum1, sum2);
+      steps_.drop(score_tile_of(now.block, now.s), job_.drop_key, now.s);
+      pair_tile(now.s, keys, now.p);
+    } else if (ready()) {
+      softmax_pairs<ReadyProb>(now.s, now.p, keys, unit, hn::Mul(unit, r0), hn::Mul(unit, r1), sum0, sum1,
+                               work);
+    } else {
+      softmax_pairs<ExactProb>(now.s, now.p, keys, unit, r0, r1, sum0, sum1, work);
+    }
+  }
+
+  // Where nothing else is compared with the sum, the factor of the scores goes into the references;
+  // scores times it must not overflow.
+  bool ready() const { return !args_.lse && !p_.sink && p_.dropout == 0 && unit_ <= 1.0f; }
+
+  // 2^((m - to) unit). Of a row without a key so far m is -inf: alpha is 0.
+  HWY_INLINE VF alpha_of(VF m, VF to) const {
+    const VF unit = hn::Set(DF(), unit_), ref = Recurrence::reference(to);
+    return ready() ? Recurrence::correction(hn::Mul(unit, m), hn::Mul(unit, ref))
+                   : Recurrence::correction_in(unit, m, ref);
+  }
+
   // One block, one step: its softmax, and the tile work of its neighbours.
   HWY_NOINLINE void fold(const Fold *before, Fold *now, const Fold *after) {
     const DF d;
     const Block &block = now->block;
     float *m = s_.m + block.first, *l = s_.l + block.first;
-    TileWork work(*this, before, after);
+    const TileWork work(*this, before, after);
     now->folds = !steps_.needed(now->kind) || finish_scores(block, now->kind, now->s);
+    now->moved = false;
     if (!now->folds) return finish_work(work);
+    const VF none = hn::Set(d, -__builtin_inff()), most = hn::Set(d, kMostSum);
     const VF old0 = hn::Load(d, m), old1 = hn::Load(d, m + lanes_);
-    max_tile<2>(now->s, block.keys, m);
-    const VF r0 = Recurrence::reference(hn::Load(d, m));
-    const VF r1 = Recurrence::reference(hn::Load(d, m + lanes_));
-    const VF unit = hn::Set(d, unit_);
-    VF a0, a1, t0 = r0, t1 = r0;
-    // Where nothing else is compared with the sum, the factor of the scores goes into the references;
-    // scores times it must not overflow.
-    const bool ready = !args_.lse && !p_.sink && p_.dropout == 0 && unit_ <= 1.0f;
-    if (ready) {
-      // Of a row without a key so far the old maximum is -inf: alpha is 0.
-      const VF e0 = hn::Mul(unit, r0), e1 = hn::Mul(unit, r1);
-      a0 = Recurrence::correction(hn::Mul(unit, old0), e0);
-      a1 = Recurrence::correction(hn::Mul(unit, old1), e1);
-      softmax_pairs<ReadyProb>(now->s, block.keys, unit, e0, e1, t0, t1, work);
-    } else {
-      a0 = Recurrence::correction_in(unit, old0, r0);
-      a1 = Recurrence::correction_in(unit, old1, r1);
+    VF a0 = hn::Set(d, 1.0f), a1 = a0, t0 = hn::Zero(d), t1 = t0;
+    // Maxima that are asked for must be found. Where sums are exact the largest P must be 1, which rounding
+    // does not touch: a row of one large P would show its rounding in O.
+    const bool trial = ready() && !args_.max_logit &&
+                       !hn::AllTrue(d, hn::And(hn::Eq(old0, none), hn::Eq(old1, none)));
+    if (trial) {
+      weigh(*now, old0, old1, work, t0, t1);
+      now->moved = !hn::AllTrue(d, hn::And(hn::And(hn::Gt(old0, none), hn::Le(t0, most)),
+                                           hn::And(hn::Gt(old1, none), hn::Le(t1, most))));
     }
-    hn::Store(a0, d, now->alpha);
-    hn::Store(a1, d, now->alpha + lanes_);
-    if (p_.dropout > 0) {
-      VF t2 = r0;
-      finish_work(work);
-      softmax_tile<2>(now->s, block.keys, unit, r0, r1, r0, t0, t1, t2);
-      steps_.drop(score_tile_of(block, now->s), job_.drop_key, now->s);
-      pair_tile(now->s, block.keys);
-    } else if (!ready) {
-      softmax_pairs<ExactProb>(now->s, block.keys, unit, r0, r1, t0, t1, work);
+    if (!trial || now->moved) {
+      now->moved = true;
+      max_tile<2>(now->s, block.keys, m);
+      VF m0 = hn::Load(d, m), m1 = hn::Load(d, m + lanes_);
+      if (trial) {
+        m0 = Recurrence::trial_max(old0, t0, m0, most);
+        m1 = Recurrence::trial_max(old1, t1, m1, most);
+        hn::Store(m0, d, m);
+        hn::Store(m1, d, m + lanes_);
+      }
+      a0 = alpha_of(old0, m0);
+      a1 = alpha_of(old1, m1);
+      weigh(*now, m0, m1, trial ? TileWork(*this, nullptr, nullptr) : work, t0, t1);
+      hn::Store(a0, d, now->alpha);
+      hn::Store(a1, d, now->alpha + lanes_);
     }
     hn::Store(Recurrence::new_sum(hn::Load(d, l), a0, t0), d, l);
     hn::Store(Recurrence::new_sum(hn::Load(d, l + lanes_), a1, t1), d, l + lanes_);
@@ -346,7 +409,7 @@ class AmxForwardTask : RowTask<2, true> {
     }
   }
 
-  HWY_ALIGN_MAX float alpha_[3 * kBlockRows];  // of the folds at hand
+  HWY_ALIGN_MAX float alpha_[2 * kBlockRows];  // of the folds at hand
   KeyTiles keys_[TSRI_CPU_AMX_STEPS * 128 / kTileDepth];
   Tiles tiles_;
   size_t chunks_;  // of 32 dims of Q and K

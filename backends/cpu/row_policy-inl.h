@@ -171,6 +171,9 @@ struct RowPolicy {
   static HWY_INLINE V select_eq(V a, V b, V yes, V no) {
     return hn::IfThenElse(hn::Eq(a, b), yes, no);
   }
+  static HWY_INLINE V select_le(V a, V b, V yes, V no) {
+    return hn::IfThenElse(hn::Le(a, b), yes, no);
+  }
 };
 
   #include "common/online_softmax-inl.h"
