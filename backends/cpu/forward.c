@@ -36,6 +36,22 @@ static int64_t keys_per_step(const tsri_cpu_kernels *kernels, const tsri_cpu_dev
   return max64(32, min64(most, fit / 16 * 16));
 }
 
+/* Rows per task where threads have a few tasks each: of the numbers of tasks per sequence and KV head around
+ * that of tasks of `fit` rows, the one whose slowest thread has the fewest rows. */
+static int64_t even_rows(int64_t rows, int64_t pairs, int64_t threads, int64_t block, int64_t unit, int64_t fit,
+                         int64_t most) {
+  const int64_t first = ceil_div(rows, fit), last = ceil_div(rows, block);
+  int64_t tiles, best = fit, least = INT64_MAX;
+  if (rows == 0 || pairs == 0) return fit;
+  if (tsri_mul_sat(pairs, first) > 4 * threads) return min64(fit, ceil_div(ceil_div(rows, first), unit) * unit);
+  for (tiles = first > 1 ? first - 1 : 1; tiles <= last && tiles <= first + 2; ++tiles) {
+    const int64_t each = ceil_div(ceil_div(rows, tiles), unit) * unit;
+    const int64_t slowest = ceil_div(tsri_mul_sat(pairs, ceil_div(rows, each)), threads) * each;
+    if (each <= most && slowest < least) best = each, least = slowest;
+  }
+  return best;
+}
+
 static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,
                              const tsri_cpu_runner *runner, const tsri_cpu_device *device,
                              int amx, int64_t most) {
@@ -45,13 +61,20 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   const int64_t rows = tsri_mul_sat(p->seq_q, problem->group); /* of one sequence and KV head */
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
   const int64_t share = tsri_mul_sat(rows, pairs) / runner->threads; /* of a thread */
+  const int64_t half = most / 2;
+  /* Rows of K or V that share sets of L1: load_keys. */
+  const int copied = p->k.dtype == TSR_DTYPE_F32 && (p->k.stride[2] % 256 == 0 || p->v.stride[2] % 256 == 0);
   int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
+  most = max64(block, fit / block * block);
   /* Enough tasks for threads to balance: 16 each, for the last one of the slowest is what all wait
    * for, but from 8 on no fewer rows than let K and V pass without being felt. Not so many with AMX
    * tiles, of which each task packs V. */
-  fit = min64(fit, amx ? share / 4 : max64(share / 16, min64(share / 8, most / 2)));
-  fit = min64(fit, ceil_div(rows, block) * block);
-  return max64(block, fit / block * block);
+  if (copied) /* by each task: four tasks of a thread, for it costs what their balance brings */
+    fit = min64(fit, ceil_div(max64(share / 4, 1), block) * block);
+  else
+    fit = min64(fit, amx ? share / 4 : max64(share / 16, min64(share / 8, half)));
+  fit = max64(block, min64(fit, ceil_div(rows, block) * block) / block * block);
+  return even_rows(rows, pairs, runner->threads, block, amx ? block : kernels->lanes, fit, most);
 }
 
 /* The runner for this problem: bytes if K and V pass once, which is all that few queries need. */
@@ -61,7 +84,12 @@ static tsri_cpu_runner runner_of(const tsr_resolved *problem, const tsri_cpu_run
   const double flops = 2.0 * (double)p->batch * (double)p->heads_q * (double)p->seq_q * keys * dims;
   const double bytes = (double)p->batch * (double)p->heads_kv * keys * dims *
                        tsri_dtype_bytes(p->k.dtype);
-  return tsri_cpu_runner_for(runner, flops, bytes);
+  tsri_cpu_runner limited = tsri_cpu_runner_for(runner, flops, bytes);
+  /* Not a few threads less than there are heads: some would have two tasks. */
+  const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
+  if (limited.threads < pairs && pairs <= runner->threads && pairs <= 3 * (int64_t)limited.threads / 2)
+    limited.threads = (int32_t)pairs;
+  return limited;
 }
 
 tsri_cpu_plan tsri_cpu_forward_plan(const tsr_resolved *problem, const tsri_cpu_kernels *kernels,

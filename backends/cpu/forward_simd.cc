@@ -52,7 +52,7 @@ class ForwardTask : RowTask<kMaxVectors, false> {
   void load_rows() {
     start_rows();
     memset(s_.o_t, 0, padded_rows() * dim_v_ * sizeof(float));
-    for (size_t first = 0; first < rows_; first += kMaxVectors * lanes_) {
+    for (size_t first = 0; first < rows_; first += block_) {
       const size_t width = block_lanes(first);
       for (size_t r = 0; r < width; r += kRows) {
         const float *rows[kRows];

@@ -60,8 +60,7 @@ class RowTask {
   }
 
   size_t block_lanes(size_t first) const {
-    const size_t most = kVectors * lanes_;
-    return kWhole ? most : HWY_MIN(most, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
+    return kWhole ? block_ : HWY_MIN(block_, (rows_ - first + lanes_ - 1) / lanes_ * lanes_);
   }
 
   // Rows and the lanes that complete their last block.
@@ -139,7 +138,7 @@ class RowTask {
   // dims: lines of O^T of a block.
   void store_rows(size_t dims) {
     const DF d;
-    for (size_t first = 0; first < rows_; first += kVectors * lanes_) {
+    for (size_t first = 0; first < rows_; first += block_) {
       const size_t width = block_lanes(first);
       float *o = s_.o_t + first * dims;
       for (size_t x = 0; x < width; x += lanes_) {
@@ -230,6 +229,9 @@ class RowTask {
     // The last tile first: under a causal mask it has the most keys.
     row0_ = (tiles - 1 - index % tiles) * size;
     rows_ = static_cast<size_t>(HWY_MIN(all - row0_, size));
+    // Blocks as even as can be: one vector alone has more loads per product.
+    const size_t vectors = (rows_ + lanes_ - 1) / lanes_, blocks = (vectors + kVectors - 1) / kVectors;
+    block_ = (kWhole ? kVectors : (vectors + blocks - 1) / blocks) * lanes_;
   }
 
  protected:
@@ -247,7 +249,7 @@ class RowTask {
   tsri_sequence seq_;
   tsri_mask_rule rule_;
   int64_t row0_;
-  size_t rows_;
+  size_t rows_, block_;  // of the task, of a block
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -21,7 +21,7 @@ extern "C" {
 
 /* Tile sizes of a plan. Results do not depend on rows, only on keys (where the sums are cut). */
 typedef struct tsri_cpu_tiles {
-  int64_t rows;  /* of Q per task: a multiple of lanes * 3 */
+  int64_t rows;  /* of Q per task: a multiple of lanes */
   int64_t keys;  /* per step, a multiple of 8 */
   int64_t lanes; /* floats per vector */
   int64_t amx;   /* 1: products on AMX tiles of bfloat16; rows and keys are multiples of 32 */
@@ -32,7 +32,7 @@ typedef struct tsri_cpu_tiles {
 typedef struct tsri_cpu_scratch {
   float *q_t;            /* [dim_qk][rows], in blocks of rows; with tiles.amx q_t, k and v are tiles */
   float *o_t;            /* [dim_v][rows], in blocks of rows */
-  float *s_t;            /* [keys + 8][block] scores, then probabilities; three such with tiles.amx */
+  float *s_t;            /* [keys + 8][block] scores, then probabilities; with tiles.amx two of scores, two of P */
   float *k, *v;          /* [keys][packed ld] float32 */
   float *term, *bias;    /* [keys][block] mask as 0 and 1, and bias, transposed */
   float *lines;          /* [4][max(keys, dim)] rows on their way in or out */
