@@ -1,26 +1,32 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds of Tessera and PyTorch's CPU attention in one process, on the same tensors, call by call in turn.
+"""Builds of Tessera and other libraries' CPU attention in one process, on the same tensors, call by call in turn.
 
 Finer than peer_run.py, whose sides have a process each and a turn of 0.3 s: minutes of a shared machine differ by
 more than what is asked. Every side's result is compared with float64 before it is timed; a wrong one ends the run
 with status 1. The thread count is OMP_NUM_THREADS, so each count is a run of its own. Records go to --json.
+PyTorch takes part unless --no-torch is given; --peers adds libraries that have a C driver (peer_c.py), each in
+the fastest of its forms. Threads must sleep while it is not their turn: OMP_WAIT_POLICY=passive.
 
   OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive bench/peers/cpu_pairs.py \\
     --library new=build/lib/libtessera.so --library old=/tmp/old/libtessera.so backward:f32:16x512x128:full
 A shape is pass:dtype:HEADSxNxD:mask, or HEADS/KVxNQ/NKxD; mask is full, causal, or windowN (causal, the N latest).
 """
 import argparse
+import ctypes
+import importlib
 import json
 import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 
 import tessera_ctypes as tsr
-from peer_api import BOUND
+from peer_api import BOUND, Absent, Restart
 
+DRIVERS = ("openblas", "onednn", "ggml")
 ROWS = 32  # compared, at the end, where most keys are seen
 
 
@@ -65,6 +71,14 @@ def shape_of(text):
             min(shape.heads, shape.heads_kv, shape.length, shape.keys, shape.dim) < 1):
         raise argparse.ArgumentTypeError(f"'{text}' is not accepted here")
     return shape
+
+
+def drivers(text):
+    names = text.split(",")
+    wrong = [n for n in names if n not in DRIVERS]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' is not one of {', '.join(DRIVERS)}")
+    return names
 
 
 def tensors_of(torch, shape):
@@ -182,6 +196,60 @@ class PyTorch:
                 self.attend()
 
 
+class Driven:
+    """A library behind a C driver, in the fastest of the forms that take the shape; LookupError if none does."""
+
+    def __init__(self, torch, name, peer, shape, t):
+        from peer_c import TYPES, DriverShape
+        self.name, self.peer, self.driver = name, peer, peer.loaded
+        self.given = DriverShape(shape.heads, shape.heads_kv, shape.length, shape.keys, shape.dim,
+                                 int(shape.mask != "full"), shape.window, TYPES[shape.dtype], int(shape.backward),
+                                 peer.threads, shape.dim ** -0.5)
+        names = ["q", "k", "v"] + ["dout"] * shape.backward
+        self.arrays = [t[n].float().contiguous() for n in names]
+        forms, why, form = [], [], 0
+        while self.driver.peer_form(form) is not None:
+            reason = self.open(form)
+            if reason:
+                why.append(reason)
+            else:
+                start = time.perf_counter()
+                self.step()
+                seconds = time.perf_counter() - start
+                if seconds < 0.5:  # the first call pays for memory
+                    start = time.perf_counter()
+                    self.step()
+                    seconds = time.perf_counter() - start
+                forms.append((seconds, form))
+            form += 1
+        if not forms:
+            raise LookupError(f"{name}: " + "; ".join(dict.fromkeys(why)))
+        best = min(forms)[1]
+        self.kernel = self.driver.peer_form(best).decode()
+        if best != form - 1:
+            self.open(best)
+            self.step()
+        self.got = {}
+        for which, n in enumerate(("dq", "dk", "dv") if shape.backward else ("o",), int(shape.backward)):
+            self.got[n] = torch.empty_like(t[n[1] if shape.backward else "q"], dtype=torch.float32)
+            self.driver.peer_output(which, self.got[n].data_ptr())
+
+    def open(self, form):
+        """None, or why not."""
+        reason = ctypes.create_string_buffer(256)
+        pointers = [x.data_ptr() for x in self.arrays] + [None] * (4 - len(self.arrays))
+        if self.driver.peer_open(ctypes.byref(self.given), form, *pointers, reason, 256):
+            self.driver.peer_close()
+            return reason.value.decode(errors="replace")
+        return None
+
+    def step(self):
+        self.driver.peer_run()
+
+    def close(self):
+        self.driver.peer_close()
+
+
 def take_turns(sides, seconds, rounds):
     """Calls of the sides in turn, in an order that rotates; two rounds warm up, or one if it takes long."""
     times, turn, warm, end = {s.name: [] for s in sides}, 0, 2, None
@@ -196,45 +264,53 @@ def take_turns(sides, seconds, rounds):
             passed = time.perf_counter() - start
             if turn >= warm:
                 times[side.name].append(passed)
-        if turn == 0 and time.perf_counter() - began > 2:
+        if turn == 0 and time.perf_counter() - began > (min(2, 10 * seconds) or 2):
             warm = 1
         turn += 1
     return times
 
 
-def measure(torch, options, libraries, shape):
+def measure(torch, options, libraries, peers, shape):
     text = shape.text
     t = tensors_of(torch, shape)
     sides = [Tessera(torch, name, lib, shape, t, options.lse) for name, lib in libraries]
     if not options.no_torch:
         sides.append(PyTorch(torch, shape, t))
+    refused = {}
+    for name, peer in peers:
+        try:
+            sides.append(Driven(torch, name, peer, shape, t))
+        except LookupError as error:
+            refused[name] = str(error)
     wanted = exact(torch, shape, t)
     errors = {s.name: worst_error(shape, wanted, s.got) for s in sides}
     bad = [n for n, e in errors.items() if not e <= BOUND[shape.dtype]]
     times = take_turns(sides, options.seconds, options.rounds)
     median = {n: statistics.median(x) for n, x in times.items()}
-    peer = median.get("torch")
     words = [f"{text:38}"]
     for s in sides:
         ms = median[s.name] * 1e3
         words.append(f"{s.name} {ms:.3f} ms" + (
             f" {shape.flops() / ms / 1e6:.0f} GF" if shape.length > 1 else
             f" {2 * shape.heads_kv * shape.keys * shape.dim * t['k'].element_size() / ms / 1e6:.1f} GB/s"))
-        if peer and s.name != "torch":
-            words[-1] += f" {peer / median[s.name]:.2f}x"
+        words[-1] += "".join(f" {median[x.name] / median[s.name]:.2f}x" for x in sides
+                             if isinstance(s, Tessera) and not isinstance(x, Tessera))
     print(" | ".join(words), f"| error {max(errors.values()):.1e}", flush=True)
     if options.json:
         record = {"what": "cpu pairs", "shape": text, "threads": options.threads,
                   "wait": os.environ.get("OMP_WAIT_POLICY", "default"), "lse": bool(options.lse),
                   "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "cpu": options.cpu,
+                  "peers": {name: peer.versions[name] for name, peer in peers}, "refused": refused,
                   "sides": {s.name: {"kernel": s.kernel, "median_s": median[s.name],
                                      "best_s": min(times[s.name]), "calls": len(times[s.name]),
                                      "error": errors[s.name]} for s in sides}}
         with open(options.json, "a", encoding="utf-8") as out:
             out.write(json.dumps(record) + "\n")
     for s in sides:
-        if hasattr(s, "plan"):
+        if isinstance(s, Tessera):
             s.plan.close()
+        elif isinstance(s, Driven):
+            s.close()
     if bad:
         print(f"{text}: wrong: {', '.join(bad)}", file=sys.stderr)
     return not bad
@@ -248,8 +324,26 @@ def cpu_name():
     return platform.machine()
 
 
+def peers_of(options, folder):
+    """(name, peer) of --peers; a library that reads a variable once makes the script start again with it."""
+    peers = []
+    for name in options.peers:
+        config = {"threads": options.threads, "folder": folder, name: getattr(options, name)}
+        try:
+            peers.append((name, importlib.import_module("peer_" + name).Peer(config)))
+        except Restart as restart:
+            os.environ.update(restart.variables)
+            os.execv(sys.executable, [sys.executable] + sys.argv)
+        except Absent as absent:
+            print(f"{name}: absent: {absent}", file=sys.stderr)
+    return peers
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", default=[], type=drivers, help="of openblas, onednn, ggml, separated by commas")
+    for name in DRIVERS:
+        parser.add_argument("--" + name, metavar="FOLDER", help="where it is installed, if not in the system")
     parser.add_argument("--library", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--seconds", type=float, default=1.0, help="of turns per shape")
     parser.add_argument("--rounds", type=int, default=400, help="at most")
@@ -267,7 +361,9 @@ def main():
     options.cpu = cpu_name()
     torch.set_num_threads(options.threads)
     libraries = [(n, tsr.Library(p)) for n, p in (x.split("=", 1) for x in options.library)]
-    right = [measure(torch, options, libraries, shape) for shape in options.shapes]
+    with tempfile.TemporaryDirectory(prefix="tessera-pairs-") as folder:
+        peers = peers_of(options, folder)
+        right = [measure(torch, options, libraries, peers, shape) for shape in options.shapes]
     return 0 if all(right) else 1
 
 

@@ -60,6 +60,10 @@ class PeersTest(unittest.TestCase):
                            environment=self.bare())
         self.assertEqual((done.returncode, done.stdout), (3, ""))
         self.assertIn("PyTorch is not here", done.stderr)
+        done = self.script("cpu_pairs.py", "--library", "a=libtessera.so", "--peers", "onednn,abacus",
+                           "forward:f32:4x8x16:full", environment=self.bare())
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'abacus' is not one of", done.stderr)
         shape = cpu_pairs.Shape("backward:bf16:32/4x8/64x16:full")
         self.assertEqual((shape.heads, shape.heads_kv, shape.length, shape.keys, shape.dim, shape.backward),
                          (32, 4, 8, 64, 16, True))
