@@ -25,6 +25,7 @@
 //   P::exp2_product(x, unit)        2^(x * unit), unit > 0; the same at 0, -inf and NaN
 //   P::log(V)                       natural, of values >= 1 (exactly 0 at 1), +inf or NaN
 //   P::div(V, V)
+//   P::product_rest(a, b, y)        a * b - y for y = a * b rounded; only where mul_add rounds twice
 //   P::select_eq(a, b, yes, no)     lane-wise a == b ? yes : no (NaN: no)
 //   P::select_le(a, b, yes, no)     lane-wise a <= b ? yes : no (NaN: no); only lazy_max and trial_max use it
 #if defined(TESSERA_COMMON_ONLINE_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -138,7 +139,7 @@ struct OnlineSoftmax {
     const V y = P::mul(x, factor);
     const V rest = P::mul_add(lost, factor,
                               P::mul_add(x, P::set(1.92596299112661746887e-8f),
-                                         P::mul_add(x, factor, P::sub(zero, y))));
+                                         product_rest<P>(x, factor, y, 0)));
     const V e = P::exp2(y);
     return P::select_eq(e, zero, zero, P::mul_add(e, P::mul(rest, P::set(0.693147180559945309f)), e));
   }
@@ -151,6 +152,16 @@ struct OnlineSoftmax {
     const V total = new_sum(l, keys, weight(sink, top));
     *lse = merged_lse(top, total);
     return P::mul(keys, inverse_sum(total));
+  }
+
+  // What y = a * b lost to rounding: the policy's product_rest, or one fused operation.
+  template <class Q>
+  static TSRI_FORCE_INLINE auto product_rest(V a, V b, V y, int) -> decltype(Q::product_rest(a, b, y)) {
+    return Q::product_rest(a, b, y);
+  }
+  template <class Q>
+  static TSRI_FORCE_INLINE V product_rest(V a, V b, V y, long) {
+    return Q::mul_add(a, b, Q::sub(Q::set(0.0f), y));
   }
 
   // LSE of the merged result from the largest LSE and the sum of weights (0: all parts empty).

@@ -162,6 +162,16 @@ struct RowPolicy {
   static HWY_INLINE V sub(V a, V b) { return hn::Sub(a, b); }
   static HWY_INLINE V mul(V a, V b) { return hn::Mul(a, b); }
   static HWY_INLINE V mul_add(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+  #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+  // MulAdd rounds its product here. Halves of 12 bits have exact products (Dekker 1971).
+  static HWY_INLINE V product_rest(V a, V b, V y) {
+    const V split = hn::Set(DF(), 4097.0f), wa = hn::Mul(a, split), wb = hn::Mul(b, split);
+    const V a1 = hn::Sub(wa, hn::Sub(wa, a)), a0 = hn::Sub(a, a1);
+    const V b1 = hn::Sub(wb, hn::Sub(wb, b)), b0 = hn::Sub(b, b1);
+    const V upper = hn::Add(hn::Sub(hn::Mul(a1, b1), y), hn::Mul(a1, b0));
+    return hn::Add(hn::Add(upper, hn::Mul(a0, b1)), hn::Mul(a0, b0));
+  }
+  #endif
   static HWY_INLINE V div(V a, V b) { return hn::Div(a, b); }
   static HWY_INLINE V exp2(V x) { return exp2_of(x); }
   static HWY_INLINE V exp2_product(V x, V unit) {
