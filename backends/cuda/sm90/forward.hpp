@@ -18,9 +18,9 @@
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
 #include "backends/cuda/sm90/maxima.hpp"
-#include "backends/cuda/sm90/own_loads.hpp"
 #include "backends/cuda/sm90/pages.hpp"
 #include "backends/cuda/sm90/scores.hpp"
+#include "backends/cuda/sm90/serial.hpp"
 #include "backends/cuda/sm90/store.hpp"
 #include "backends/cuda/sm90/work.hpp"
 #include "common/gpu/forward.hpp"
@@ -37,9 +37,10 @@ struct EngineForward {
   static constexpr int kGroups = kTileQ / 64; // warpgroups that multiply
   static constexpr int kMinBlocks = kMinBlocks_;
   // Several small blocks on a multiprocessor have no warps that load, which would take registers from those that
-  // multiply: a warpgroup asks for the next tile as soon as it has read one.
+  // multiply: a warpgroup asks for the next tile as soon as it has read one, and has a loop of its own, see serial.hpp.
   static constexpr bool kLoadsItself = kMinBlocks > 1;
-  static_assert(!kLoadsItself || (kGroups == 1 && !kPages), "a buffer is free when one warpgroup has read it");
+  static_assert(!kLoadsItself || (kGroups == 1 && !kPages && !kScores),
+                "a buffer is free when one warpgroup has read it");
   static constexpr int kThreads = (kGroups + !kLoadsItself) * kWarpgroup;
   static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
   static constexpr int kBuffersQ = kStagesQ;
@@ -47,7 +48,6 @@ struct EngineForward {
   using State = typename Rows::State;
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
-  using Own = OwnLoads<EngineForward>; // where kLoadsItself
   using Steps = ScoreSteps<U, kCon, kDv <= 64 ? 2 : 1>;
   static constexpr int kDepth = kDqk / 16;
   static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
@@ -71,7 +71,7 @@ struct EngineForward {
   // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
   // queries end often.
   static constexpr bool kCopiesOut = kDv <= 64 && !kPages && !kScores; // these have no registers for it
-  static constexpr uint32_t kBytesO = kCopiesOut ? ceil_div(kDv, 64) * kPieceQ : 0;
+  static constexpr uint32_t kBytesO = kCopiesOut && !kLoadsItself ? ceil_div(kDv, 64) * kPieceQ : 0;
   static constexpr uint32_t kTiles =
       kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV) + kGroups * kBytesO;
   // Shared memory of a block: of several on a multiprocessor, its part less what the system takes of it.
@@ -160,21 +160,6 @@ struct EngineForward {
     }
   }
 
-  // What a warpgroup does with a buffer that it has read.
-  template <bool kValues>
-  TSRI_DEVICE_MEMBER void leave(const Args &args, typename Own::Asked &asked, uint32_t slot, int thread) {
-    if constexpr (kLoadsItself)
-      Own::template ask<kValues>(args, asked, slot, thread);
-    else
-      release((kValues ? kEmptyV : kEmptyK) + 8 * slot, thread);
-  }
-  TSRI_DEVICE_MEMBER void leave_queries(const Args &args, int i, int thread) {
-    if constexpr (kLoadsItself)
-      Own::ask_for_queries(args, i + kStagesQ, thread);
-    else
-      release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
-  }
-
   // ------------------------------------------------------------------------------ multiplying
 
   TSRI_DEVICE_MEMBER float unit_of(const Args &args) {
@@ -182,6 +167,9 @@ struct EngineForward {
   }
   TSRI_DEVICE_MEMBER void release(uint32_t empty, int thread) {
     if (thread % kWarpgroup == 0) phase_arrive(empty);
+  }
+  TSRI_DEVICE_MEMBER void leave_queries(int i, int thread) {
+    release(kEmptyQ + 8 * q_buffer(i, thread / kWarpgroup), thread);
   }
 
   TSRI_DEVICE_MEMBER void take_turn(int group) {
@@ -244,7 +232,7 @@ struct EngineForward {
       if (item.b < 0 || item.tiles.count > 0) continue;
       State state;
       start_state(state);
-      finish(args, state, item, unit);
+      finish(args, state, item, unit, buffer_o(0));
     }
     if (kCopiesOut && thread_index() % 32 == 0) bulk_wait_read(); // by this thread, which may not finish another
   }
@@ -286,18 +274,15 @@ struct EngineForward {
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
-    typename Own::Asked asked = {};
-    if constexpr (kLoadsItself) Own::ask_first(args, asked, thread);
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
-    if constexpr (kLoadsItself) Own::next(asked);
     start_state(state);
     FullTiles full = start_rows(item_at(0));
     matrix_wait<0>();
     matrix_pin(s[0]);
-    leave<false>(args, asked, 0, thread);
-    if (left == 1) leave_queries(args, 0, thread);
+    release(kEmptyK, thread);
+    if (left == 1) leave_queries(0, thread);
     typename Steps::Ahead ahead;
     if constexpr (kScores) Steps::forget(ahead);
     fold(call, state, s, ahead, 0, left, full, unit, alpha); // nothing to rescale yet
@@ -318,20 +303,19 @@ struct EngineForward {
       multiply_keys(s, i, t, group);
       multiply_values(state, p, i - fresh, fresh, t - 1, group);
       pass_turn(group);
-      if constexpr (kLoadsItself) Own::next(asked); // beside products
       if constexpr (kScores) ahead.ready = false;
       if constexpr (kScores)
         if (!fresh)
           Steps::fetch(ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), whole(full, left));
       matrix_wait<1>();
       matrix_pin(s[0]);
-      leave<false>(args, asked, slot_of<kStages>(t), thread);
-      if (left == 1) leave_queries(args, i, thread);
+      release(kEmptyK + 8 * slot_of<kStages>(t), thread);
+      if (left == 1) leave_queries(i, thread);
       if (fresh) {
         matrix_wait<0>();
         matrix_pin(state.out[0]);
-        leave<true>(args, asked, slot_of<kStages>(t - 1), thread);
-        finish(args, state, item_at(i - 1), unit);
+        release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+        finish(args, state, item_at(i - 1), unit, buffer_o(i - 1));
         if constexpr (kScores) Steps::forget(ahead);
         start_state(state);
         full = start_rows(item_at(i));
@@ -340,14 +324,14 @@ struct EngineForward {
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      if (!fresh) leave<true>(args, asked, slot_of<kStages>(t - 1), thread);
+      if (!fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
       pack(p, s);
       if (any_lane(moved)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
     matrix_wait<0>();
     matrix_pin(state.out[0]);
-    finish(args, state, item_at(items() - 1), unit);
+    finish(args, state, item_at(items() - 1), unit, buffer_o(items() - 1));
     if (kCopiesOut && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
@@ -399,7 +383,13 @@ struct EngineForward {
     return begin < end ? FullTiles{from, shift - end} : FullTiles{0, 0};
   }
 
-  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit) {
+  // Where O of the calling warp's warpgroup goes on its way out.
+  TSRI_DEVICE_MEMBER uint32_t buffer_o(int i) {
+    if constexpr (kLoadsItself) return kQ + q_buffer(i, 0) * kBytesQ;
+    return kO + static_cast<uint32_t>(Rows::wave_row() / 64) * kBytesO;
+  }
+
+  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit, uint32_t buffer) {
     const Call &call = args.forward.call;
     const auto end_of = [&](int r) {
       const bool used = static_cast<uint32_t>(item.i0 + Rows::wave_row() + U::free_of(r)) <
@@ -425,8 +415,7 @@ struct EngineForward {
     if constexpr (kCopiesOut) {
       const int first = Rows::wave_row();
       if (args.copies_out && (!call.a.cu_q || item.slot_len - item.row0 - first >= 16)) {
-        store_by_engine<U, Rows::kOut, kPieceQ>(state.out[0], kO + static_cast<uint32_t>(first / 64) * kBytesO +
-                                                                  static_cast<uint32_t>(first % 64) * 128,
+        store_by_engine<U, Rows::kOut, kPieceQ>(state.out[0], buffer + static_cast<uint32_t>(first % 64) * 128,
                                                 args.o, item.slot_begin + item.row0 + first, item.h, item.q_batch);
         return;
       }
@@ -439,7 +428,7 @@ struct EngineForward {
     TSRI_NO_UNROLL
     for (uint32_t n = 0; n < kStagesQ * kGroups; ++n) {
       phase_init(kFullQ + 8 * n, 1);
-      phase_init(kEmptyQ + 8 * n, 1);
+      phase_init(kEmptyQ + 8 * n, kLoadsItself ? 4 : 1); // every warp for itself, or one for all
     }
     TSRI_NO_UNROLL
     for (uint32_t n = 0; n < kStages; ++n) {
@@ -475,7 +464,7 @@ struct EngineForward {
       sync_block();
     }
     if constexpr (kLoadsItself) {
-      multiply_all(args);
+      SerialLoop<EngineForward>::run(args);
     } else if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();
       if constexpr (kPages) {

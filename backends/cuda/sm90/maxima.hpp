@@ -45,8 +45,24 @@ struct Maxima {
     return U::max_con(larger_of(most[0], most[1]));
   }
 
-  // As Forward::fold_scores without score steps, but true for all lanes of a warp if it is for one.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, float unit, float (&alpha)[2]) {
+  // Of the first tile of rows: a maximum that is above 0 is one already; of others the search is done again.
+  TSRI_DEVICE_MEMBER void begin(State &state, Scores &s, float unit) {
+    bool below = false;
+    matrix_pin(s[0]);
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      state.m[r] = U::max_con(above_zero(s, r));
+      below = below || !(state.m[r] * unit > 0.0f);
+    }
+    if (!any_lane(below)) return;
+    matrix_pin(s[0]);
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) state.m[r] = Softmax::lazy_max(unit, Softmax::start_max(), largest(s, r), Rows::kSlack);
+  }
+
+  // Moves maxima where a score of the warp asks for it, and says whether one has moved; alpha: the factors on what
+  // was added up before.
+  TSRI_DEVICE_MEMBER bool move(State &state, Scores &s, float unit, float (&alpha)[2]) {
     bool moved = false;
     matrix_pin(s[0]); // or the compiler keeps scores twice, as floats and as integers
     TSRI_UNROLL
@@ -67,6 +83,12 @@ struct Maxima {
         state.l[r] = Softmax::rescale(state.l[r], alpha[r]);
       }
     }
+    return moved;
+  }
+
+  // As Forward::fold_scores without score steps, but true for all lanes of a warp if it is for one.
+  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, float unit, float (&alpha)[2]) {
+    const bool moved = move(state, s, unit, alpha);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
       const float ready = Softmax::ready_reference(unit, state.m[r]);

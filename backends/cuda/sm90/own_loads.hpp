@@ -21,27 +21,11 @@ struct OwnLoads {
   struct Box {
     int32_t row, head, batch;
   };
-  struct Asked {
-    Box keys, values; // of the last `next`; values are asked for one tile later than keys
-    int item;         // the tile after `keys`
-    int32_t tile;
-  };
-
-  // The next tile. A chain of loads from shared memory: called while products are under way.
-  TSRI_DEVICE_MEMBER void next(Asked &asked) {
-    asked.values = asked.keys;
-    asked.keys.head = -1;
-    if (asked.item >= P::items()) return;
-    const WorkItem &item = P::item_at(asked.item);
-    asked.keys = Box{item.k_begin + KeyTiles::at(item.tiles, asked.tile) * P::kTileK, item.k_head, item.k_batch};
-    if (++asked.tile == item.tiles.count) {
-      asked.tile = 0;
-      ++asked.item;
-    }
+  TSRI_DEVICE_MEMBER Box box_of(const WorkItem &item, int32_t tile) {
+    return Box{item.k_begin + KeyTiles::at(item.tiles, tile) * P::kTileK, item.k_head, item.k_batch};
   }
   template <bool kValues>
-  TSRI_DEVICE_MEMBER void ask(const Args &args, const Asked &asked, uint32_t slot, int thread) {
-    const Box &box = kValues ? asked.values : asked.keys;
+  TSRI_DEVICE_MEMBER void ask_box(const Args &args, const Box &box, uint32_t slot, int thread) {
     if (thread != 0 || box.head < 0) return;
     if constexpr (kValues)
       P::template load<P::kBytesV, P::kPieceK>(P::kV + slot * P::kBytesV, args.v, P::kFullV + 8 * slot, box.row,
@@ -56,20 +40,6 @@ struct OwnLoads {
     const uint32_t buffer = P::q_buffer(i, 0);
     P::template load<P::kBytesQ, P::kPieceQ>(P::kQ + buffer * P::kBytesQ, args.q, P::kFullQ + 8 * buffer,
                                              item.slot_begin + item.row0, item.h, item.q_batch);
-  }
-
-  // As many as there are buffers for.
-  TSRI_DEVICE_MEMBER void ask_first(const Args &args, Asked &asked, int thread) {
-    asked.item = 0;
-    asked.tile = 0;
-    ask_for_queries(args, 0, thread);
-    for (uint32_t slot = 0; slot < P::kRing; ++slot) {
-      next(asked);
-      ask<false>(args, asked, slot, thread);
-      asked.values = asked.keys;
-      ask<true>(args, asked, slot, thread);
-    }
-    for (int i = 1; i < P::kBuffersQ; ++i) ask_for_queries(args, i, thread);
   }
 };
 

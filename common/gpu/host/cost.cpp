@@ -39,7 +39,8 @@ constexpr double kEdgeScoreCycles = 0.10; // per score: 1/16 for 2^x, the rest f
 constexpr double kEngineProducts = 1.09;  // of the time of products at their peak,
 constexpr double kEngineNarrow = 20;      // more where few keys make a product,
 constexpr double kEngineExponents = 0.88; // of the time of exponentials, of which a part hides
-constexpr double kEngineBeside = 1.25;    // small blocks beside one another
+constexpr double kEngineBeside = 1.18;    // small blocks beside one another: a tile,
+constexpr double kEngineBesideItem = 0.95; // and the rest
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 // Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
@@ -187,7 +188,7 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +
                        scores / 16 * kEngineExponents + scores * steps_cycles(row, problem.p)) *
                       (beside ? kEngineBeside : 1);
-  const double item = kEngineItem * row.tile_q / 64;
+  const double item = kEngineItem * row.tile_q / 64 * (beside ? kEngineBesideItem : 1);
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
   const double each = ceil_div(tiles, facts.processors);
