@@ -35,7 +35,7 @@ macro(tessera_find_hip_compiler)
   endforeach()
 endmacro()
 
-# tessera_hip_arch(<out> <device>): the column "arch" of the rows that run on a device.
+# tessera_hip_arch(<out> <device>): the column "arch" of the rows that run on a device, beside its own name.
 function(tessera_hip_arch out device)
   if(device MATCHES "^gfx(90a|942)$")
     set(${out} gfx9 PARENT_SCOPE)
@@ -131,7 +131,7 @@ function(tessera_hip_sources out)
     configure_file("${_template}" "${_source}" @ONLY)
     foreach(_device IN LISTS TESSERA_HIP_ARCHITECTURES)
       tessera_hip_arch(_arch ${_device})
-      if(_arch STREQUAL ROW_ARCH)
+      if(ROW_ARCH STREQUAL _arch OR ROW_ARCH STREQUAL _device)
         tessera_hip_object(${_device} ${ROW_NAME} "${_source}")
       endif()
     endforeach()

@@ -48,7 +48,7 @@ LEAST = {
 }
 # Kernels that keep scalars in lanes of a vector register, and how many at most; none of them in its hot loop, and
 # no other kernel at all. (Those that go to memory are scratch, which no kernel has.)
-SCALARS_IN_LANES = {"bwd_f16_d256_edge__gfx9_16x32": 15, "bwd_bf16_d256_edge__gfx9_16x32": 15}
+SCALARS_IN_LANES = {"bwd_f16_d256_edge__gfx942_16x32": 15, "bwd_bf16_d256_edge__gfx9_16x32": 15}
 # Waves that a SIMD must have room for: what the rows are compiled for (platform_amd.hpp).
 PLANNED = {"gfx90a": 2, "gfx942": 2, "gfx1100": 6, "gfx1201": 6}
 FORBIDDEN = ("scratch_", "s_swappc", "v_accvgpr_", "global_atomic_cmpswap")
@@ -313,7 +313,7 @@ def table(lines):
     archs = collections.OrderedDict()
     for line in lines:
         if "bound" in line:
-            arch = re.search(r"__(gfx\d+)_", line["kernel"]).group(1)
+            arch = re.search(r"__(gfx[0-9a-f]+)_", line["kernel"]).group(1)
             row = archs.setdefault(arch, {}).setdefault(line["kernel"].replace(f"__{arch}_", " "), {})
             row[line["device"]] = (f"{line['vgpr']} | {line['waves']:g} | {line['serial']:.0f} | "
                                    f"{line['bound']:.0f} | {line['by']}")

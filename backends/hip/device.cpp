@@ -22,17 +22,9 @@ const char *device_lacks(const DeviceFacts &facts) {
 }
 
 bool device_takes(const DeviceFacts &facts, const Row &row, tsr_reason *why) {
-  if (facts.arch >> 8 != row.arch) {
+  if (!serves(row.arch, facts.arch)) {
     snprintf(why->text, sizeof why->text, "%.64s is gfx%x, this kernel is for gfx%x", facts.name,
              static_cast<unsigned>(facts.arch), static_cast<unsigned>(row.arch));
-    return false;
-  }
-  // Its matrix products take subnormal operands for 0 (PyTorch, "Numerical accuracy", MI200), and probabilities
-  // and dS of float16 are subnormal below 6e-5.
-  if (facts.arch == 0x90a && row.pass == TSR_PASS_BACKWARD && row.dtype == TSR_DTYPE_F16) {
-    snprintf(why->text, sizeof why->text,
-             "%.64s is gfx90a, whose float16 matrix products lose subnormal numbers: no float16 gradients; "
-             "bfloat16 and float32 have them", facts.name);
     return false;
   }
   if (builds_for(facts.arch)) return true;

@@ -33,6 +33,8 @@ struct Function {
 
 // gfx942: 0x942; 0 for what is no architecture. Text after the number ("gfx942:sramecc+") is ignored.
 int32_t arch_of(const char *name);
+// Whether rows of an architecture, or of one device alone, are for a device: Row::arch is 0x9 or 0x942.
+constexpr bool serves(int32_t row_arch, int32_t arch) { return row_arch == arch || row_arch == arch >> 8; }
 // nullptr: not in this build.
 const CodeObject *find_object(int32_t arch, const char *name);
 // Whether this build has code for an architecture.

@@ -24,14 +24,16 @@
 #include "common/gpu/backward.hpp"
 #include "common/gpu/backward_query.hpp"
 #include "common/gpu/backward_stats.hpp"
+#include "common/gpu/backward_wide.hpp"
 #include "common/gpu/forward.hpp"
 #include "common/gpu/split.hpp"
 
 namespace tessera {
 namespace hip {
 
-// Values of the columns of kernels.def; arch: the number of a device (gfx942: 0x942) without its last two digits.
-enum Arch : int { gfx9 = 0x9, gfx11 = 0x11, gfx12 = 0x12 };
+// Values of the columns of kernels.def; arch: the number of a device (gfx942: 0x942), or that without its last two
+// digits.
+enum Arch : int { gfx9 = 0x9, gfx11 = 0x11, gfx12 = 0x12, gfx90a = 0x90a, gfx942 = 0x942 };
 enum Mask : int { edge, paged, any };
 using f16 = gpu::Half;
 using bf16 = gpu::BFloat16;
@@ -48,6 +50,15 @@ struct UnitOf<E, gfx9, kSide> {
 template <>
 struct UnitOf<float, gfx9, 16> {
   using type = gpu::MfmaF32;
+};
+template <class E, int kSide>
+struct UnitOf<E, gfx942, kSide> {
+  using type = gpu::Mfma<E, kSide>;
+};
+// float16 gradients: probabilities and dS are subnormal below 6e-5, and the 16-bit instructions take that for 0.
+template <>
+struct UnitOf<gpu::Half, gfx90a, 16> {
+  using type = gpu::MfmaFloats<gpu::Half>;
 };
 #endif
 #if defined(TSRI_HIP_GFX11)
@@ -72,10 +83,15 @@ struct UnitOf<float, gfx12, 16> {
 template <class E, int kArch, int kSide, int kTileK, class U = typename UnitOf<E, kArch, kSide>::type>
 using ForwardUnit = std::conditional_t<kTileK % 32 == 0, U, typename U::Fresh>;
 
+// Columns of Q and K in shared memory. float32 of more columns would leave room for one wave on WMMA.
+template <class E>
+constexpr int slice_of(int dim_qk, int arch) {
+  return sizeof(E) == 4 && dim_qk > 256 && (arch == gfx11 || arch == gfx12) ? 96 : dim_qk;
+}
 template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTileQ, int kTileK, int kWaves,
           int kStages>
 using ForwardOf = gpu::Forward<ForwardUnit<E, kArch, kSide, kTileK>, kTileQ, kTileK, kDqk, kDv, kWaves,
-                               kStages, kMask == any, kMask != edge>;
+                               kStages, kMask == any, kMask != edge, slice_of<E>(kDqk, kArch)>;
 
 template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTileQ, int kTileK, int kWaves,
           int kStages>
@@ -84,15 +100,15 @@ struct SplitOf : gpu::Split<typename UnitOf<E, kArch, kSide>::type::Fresh, kTile
   static_assert(SplitOf::kTileQ == kTileQ, "rows of a tile are the unit's");
 };
 
-// The programs of a backward row; dq_*: of those whose blocks own queries.
+// The programs of a backward row; dq_*: of those whose blocks own queries. Whole rows of a tile are in shared memory.
 template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTileQ, int kTileK, int kChunkQk,
           int kChunkV, int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, int kDqTileQ,
           int kDqTileK, int kDqChunk, int kDqWaves>
-struct BackwardOf {
+struct WholeBackwardOf {
   using U = typename UnitOf<E, kArch, kSide>::type;
   static constexpr bool kAny = kMask == any;
   // Copies beside products take registers, which the accumulators leave on gfx9 and to 16-bit operands alone.
-  static constexpr bool kStaged = kArch == gfx9 && sizeof(E) == 2 && !kAny && kOtherWaves == 1;
+  static constexpr bool kStaged = (kArch == gfx9 || kArch == gfx942) && sizeof(E) == 2 && !kAny && kOtherWaves == 1;
   using Main = gpu::BackwardMain<kStaged, U, kTileQ, kTileK, kDqk, kDv, kChunkQk, kChunkV, kKeyWaves, kOtherWaves,
                                  kQueryWaves, kStages, kAny>;
   using Stats = gpu::BackwardStats<U, kDqTileQ, kDqTileK, kDqk, kDv, kDqWaves, kAny>;
@@ -100,6 +116,24 @@ struct BackwardOf {
   using Bias = gpu::BackwardBias<U, kDqTileQ, kDqTileK, kDqk, kDv, kDqWaves>;
   static constexpr int kDqColumns = kDqChunk, kColumnsQk = kChunkQk, kColumnsV = kChunkV;
 };
+// Tiles pass through shared memory by slices as wide as the chunks.
+template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTileQ, int kTileK, int kChunkQk,
+          int kChunkV, int kWaves, int kOtherWaves, int kQueryWaves, int kStages, int kDqTileQ, int kDqTileK, int kDqChunk,
+          int kDqWaves>
+struct WideBackwardOf {
+  using U = typename UnitOf<E, kArch, kSide>::type;
+  static_assert(kMask == any && kChunkV == kChunkQk && kDqChunk == kChunkQk && kOtherWaves == 1 && kStages == 1, "one slice");
+  using Tiles = gpu::WideTiles<U, kDqTileQ, kDqTileK, kChunkQk, kDqWaves>;
+  using Main = gpu::BackwardWide<U, kTileQ, kTileK, kChunkQk, kWaves, kQueryWaves>;
+  using Stats = gpu::BackwardStats<U, kDqTileQ, kDqTileK, kChunkQk, kChunkQk, kDqWaves, true, 0, Tiles>;
+  using Dq = gpu::BackwardQ<U, kDqTileQ, kDqTileK, kChunkQk, kChunkQk, kDqChunk, kDqWaves, true, Tiles>;
+  using Bias = gpu::BackwardBias<U, kDqTileQ, kDqTileK, kChunkQk, kChunkQk, kDqWaves, Tiles>;
+  static constexpr int kDqColumns = kDqChunk, kColumnsQk = kChunkQk, kColumnsV = kChunkV;
+};
+
+template <class E, int kDqk, int... kRest>
+using BackwardOf =
+    std::conditional_t<(kDqk > 256), WideBackwardOf<E, kDqk, kRest...>, WholeBackwardOf<E, kDqk, kRest...>>;
 
 } // namespace hip
 } // namespace tessera

@@ -33,9 +33,9 @@ namespace gpu {
 
 // kKeyWaves x kOtherWaves waves: over keys and queries while scores are made, over keys and columns for
 // dK and dV; kQueryWaves of them over queries, the rest over columns, for dQ. kChunkQk, kChunkV:
-// columns of dQ and dK, and of dV, that a block makes.
+// columns of dQ and dK, and of dV, that a block makes. Wide: what else BackwardWide keeps in shared memory.
 template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunkQk, int kChunkV,
-          int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, bool kAny>
+          int kKeyWaves, int kOtherWaves, int kQueryWaves, int kStages, bool kAny, class Wide = NoNumbers>
 struct Backward {
   // The accumulators leave no registers for offsets, unless waves exchange nothing.
   static constexpr bool kKeepsOffsets = kOtherWaves == 1 && !kAny && !Unit::kStaged && !Unit::kSplits;
@@ -73,7 +73,8 @@ struct Backward {
   using OutK = Tile<E, kTileK, kChunkQk>;
   using OutV = Tile<E, kTileK, kChunkV>;
 
-  struct Shared : std::conditional<kBeside, BesideNumbers, NoNumbers>::type {
+  static constexpr bool kWide = !std::is_same<Wide, NoNumbers>::value;
+  struct Shared : std::conditional<kBeside, BesideNumbers, Wide>::type {
     tsri_sequence sequence;
     tsri_mask_rule rule;
     Place place;
@@ -87,13 +88,13 @@ struct Backward {
   static constexpr uint32_t kStats = ceil_div(sizeof(Shared), 16) * 16;
   static constexpr uint32_t kWeights = kStats + kStages * kTileQ * sizeof(RowStat); // turned: of the rows
   static constexpr uint32_t kK = ceil_div(kWeights + (kTurned ? kTileQ * 4 : 0), 1024) * 1024;
-  static constexpr uint32_t kV = kK + TileK::kBytes;
+  static constexpr uint32_t kV = kWide ? kK : kK + TileK::kBytes;
   static constexpr uint32_t kQ = kV + TileV::kBytes;
   static constexpr int kTiles = kTurned ? 1 : kStages; // query tiles that are operands at once
-  static constexpr uint32_t kO = kQ + kTiles * TileQ::kBytes;
+  static constexpr uint32_t kO = kWide ? kQ : kQ + kTiles * TileQ::kBytes;
   static constexpr uint32_t kP = kO + kTiles * TileO::kBytes;
   static constexpr uint32_t kS = kP + (kDirect ? 0 : TileP::kBytes);
-  static constexpr uint32_t kCopyQ = kS + (kTurned ? 1 : 2) * TileP::kBytes;
+  static constexpr uint32_t kCopyQ = kS + (kTurned || kWide ? 1 : 2) * TileP::kBytes;
   static constexpr uint32_t kCopyO = kCopyQ + (kTurned ? CopyQ::kBytes : 0);
   static constexpr uint32_t kLanes = kCopyO + (kTurned ? CopyO::kBytes : 0); // see BesideSteps
   static constexpr uint32_t kEnd = kLanes + (kBeside ? kThreads * 16 : 0);
@@ -278,7 +279,11 @@ struct Backward {
     if (kAny) shared.terms = score_terms(args.call, shared.sequence, b, h);
   }
 
-  TSRI_DEVICE_MEMBER void block(const Args &args) {
+  TSRI_DEVICE_MEMBER void block(const Args &args) { block_of<Backward>(args); }
+
+  // Program: whose walk it is.
+  template <class Program>
+  TSRI_DEVICE_MEMBER void block_of(const Args &args) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     uint32_t n = block_index();
@@ -311,7 +316,7 @@ struct Backward {
     typename U::Acc dk[kFree][kOutK], dv[kFree][kOutV];
     clear<U>(dk);
     clear<U>(dv);
-    walk(args, shared, g, chunk, key0, dk, dv);
+    Program::walk(args, shared, g, chunk, key0, dk, dv);
     copy_wait<0>();
     sync_block(); // the tiles' memory becomes the outputs'
     const int32_t rows = static_cast<int32_t>(shared.sequence.k.slot_len) - row0;
@@ -345,19 +350,25 @@ struct Backward {
     }
   }
 
-  // All query tiles of all heads of the group.
-  TSRI_DEVICE_MEMBER void walk(const Args &args, Shared &shared, uint32_t g, int chunk, int32_t key0,
-                               typename U::Acc (&dk)[kFree][kOutK],
-                               typename U::Acc (&dv)[kFree][kOutV]) {
-    const tsr_problem &p = args.call.p;
+  // The query tiles that see keys of the block; false: none does.
+  TSRI_DEVICE_MEMBER bool find_queries(const Shared &shared, int32_t key0, int32_t &begin, int32_t &end) {
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
     const int32_t first_key = larger(key0, 0), end_key = smaller(key0 + kTileK, sk);
     int64_t from = 0, to = 0;
     if (first_key < end_key)
       tsri_mask_queries_of(&shared.rule, first_key, end_key, &from, &to);
-    const int32_t begin = static_cast<int32_t>(from) / kTileQ;
-    const int32_t end = to > from ? ceil_div(static_cast<int32_t>(to), kTileQ) : begin;
-    if (begin >= end) return;
+    begin = static_cast<int32_t>(from) / kTileQ;
+    end = to > from ? ceil_div(static_cast<int32_t>(to), kTileQ) : begin;
+    return begin < end;
+  }
+
+  // All query tiles of all heads of the group.
+  TSRI_DEVICE_MEMBER void walk(const Args &args, Shared &shared, uint32_t g, int chunk, int32_t key0,
+                               typename U::Acc (&dk)[kFree][kOutK],
+                               typename U::Acc (&dv)[kFree][kOutV]) {
+    const tsr_problem &p = args.call.p;
+    int32_t begin, end;
+    if (!find_queries(shared, key0, begin, end)) return;
     const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
     load_keys<TileK>(kK,
                      kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g,

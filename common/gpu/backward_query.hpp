@@ -129,10 +129,25 @@ struct QueryTiles {
     score_product<U, TX, TY, kDepth, false>(acc, x_offset, y_offset, none);
   }
 
-  // dS of the tiles in shared memory; false when the wave's rows see none of the keys.
+  // Scores and dP of the tiles in shared memory, false where the wave sees none of the keys. All waves call it.
+  TSRI_DEVICE_MEMBER bool multiply_both(const Args &, const Shared &, Scores &s, Scores &dp, int32_t, int32_t,
+                                        bool sees) {
+    if (sees) multiply<kDqk / U::kStep, TileQ, TileK>(s, kQ, kK);
+    sync_block(); // keeps the loads of one product out of the other, where registers end
+    if (!sees) return false;
+    multiply<kDv / U::kStep, TileO, TileV>(dp, kO, kV);
+    return true;
+  }
+  // Bytes to a column of the tile of keys.
+  TSRI_DEVICE_MEMBER uint32_t column_bytes(int column) {
+    return static_cast<uint32_t>(column) * static_cast<uint32_t>(sizeof(E));
+  }
+
+  // dS of the tiles in shared memory; false when the wave's rows see none of the keys. All waves call it; chunk: of
+  // columns of Q and K that is wanted after it.
   template <bool kOfBias>
   TSRI_DEVICE_MEMBER bool differentiate(const Args &args, const Shared &shared, Scores &ds,
-                                        int32_t i0, int32_t key0) {
+                                        int32_t i0, int32_t key0, int = 0) {
     const int32_t sq = static_cast<int32_t>(shared.sequence.q.len);
     const int32_t prefix = kAny ? static_cast<int32_t>(shared.rule.prefix) : 0;
     const int first = larger(wave_row(), -i0);
@@ -176,10 +191,11 @@ struct QueryTiles {
   }
 };
 
+// Tiles: QueryTiles or WideTiles.
 template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kChunk, int kWaves,
-          bool kAny>
-struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
-  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
+          bool kAny, class Tiles = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>>
+struct BackwardQ : Tiles {
+  using Base = Tiles;
   using U = typename Base::U;
   using E = typename U::Element;
   using Args = BackwardArgs;
@@ -213,8 +229,8 @@ struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
       copy_wait<0>();
       sync_block();
       typename Base::Scores ds;
-      if (Base::template differentiate<false>(args, shared, ds, i0, key0))
-        accumulate(dq, ds, static_cast<uint32_t>(chunk * kChunk) * sizeof(E));
+      if (Base::template differentiate<false>(args, shared, ds, i0, key0, chunk))
+        accumulate(dq, ds, Base::column_bytes(chunk * kChunk));
       sync_block();
     }
     sync_block();
@@ -238,9 +254,10 @@ struct BackwardQ : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
   }
 };
 
-template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves>
-struct BackwardBias : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true> {
-  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true>;
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves,
+          class Tiles = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, true>>
+struct BackwardBias : Tiles {
+  using Base = Tiles;
   using U = typename Base::U;
   using Args = BackwardArgs;
   using Shared = typename Base::Shared;

@@ -15,9 +15,10 @@ namespace gpu {
 // stored O and LSE have lost that to their rounding. Left out, unless stats_always, for tiles of many rows
 // whose LSE is small and which all see many keys: there a long sum hides the difference.
 // kBlocks: of a multiprocessor, where more than the tiles' own number fit into registers; 0: that one.
-template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny, int kBlocks = 0>
-struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny> {
-  using Base = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>;
+template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny, int kBlocks = 0,
+          class Tiles = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>>
+struct BackwardStats : Tiles {
+  using Base = Tiles;
   using U = typename Base::U;
   using Args = BackwardArgs;
   using Shared = typename Base::Shared;
@@ -151,12 +152,7 @@ struct BackwardStats : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAn
     const bool sees = first < last && stats_class(Base::kStats, first, last, prefix, key0,
                                                   key0 + kTileK) != TSRI_TILE_SKIP;
     typename Base::Scores s, dp;
-    if (sees) Base::template multiply<kDqk / U::kStep, typename Base::TileQ, typename Base::TileK>(
-          s, Base::kQ, Base::kK);
-    sync_block(); // keeps the loads of one product out of the other, where registers end
-    if (!sees) return;
-    Base::template multiply<kDv / U::kStep, typename Base::TileO, typename Base::TileV>(
-        dp, Base::kO, Base::kV);
+    if (!Base::multiply_both(args, shared, s, dp, i0, key0, sees)) return;
     TSRI_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const int f = r / U::kRows;

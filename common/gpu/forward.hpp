@@ -13,6 +13,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/forward_sliced.hpp"
 #include "common/gpu/forward_staged.hpp"
 #include "common/gpu/product.hpp"
 #include "common/gpu/row_policy.hpp"
@@ -34,8 +35,9 @@ struct RowLanes<U, decltype(static_cast<void>(U::kRowLanes))> {
   static constexpr int value = U::kRowLanes;
 };
 
+// kSlice: columns of Q and K that are in shared memory at a time; fewer than all: see forward_sliced.hpp.
 template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int kStages, bool kAny,
-          bool kPaged = true>
+          bool kPaged = true, int kSlice = kDqk>
 struct Forward {
   using E = typename U::Element;
   using Args = ForwardArgs;
@@ -43,14 +45,14 @@ struct Forward {
   static constexpr int kThreads = kWaves * U::kWave;
   static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
   static constexpr int kCon = kTileK / U::kCon;              // and along the keys
-  static constexpr int kDepth = kDqk / U::kStep;
+  static constexpr int kDepth = kSlice / U::kStep;
   static constexpr int kOut = kDv / U::kCon; // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
   // Turned: operands of two key tiles, and copies of a third; see turned.hpp.
   static constexpr bool kTurned = Operands<U>::kTurned;
-  using TileQ = typename Operands<U>::template In<kTileQ, kDqk>;
-  using TileK = typename Operands<U>::template In<kTileK, kDqk>;
+  using TileQ = typename Operands<U>::template In<kTileQ, kSlice>;
+  using TileK = typename Operands<U>::template In<kTileK, kSlice>;
   using TileV = typename U::template ZTile<kTileK, kDv>;
   using TileO = Tile<E, kTileQ, kDv>;
   using CopyQ = typename Operands<U>::template Copy<TileQ>;
@@ -482,7 +484,10 @@ struct Forward {
     if constexpr (kFromLanes)
       lane_at() = Lane{CopiesK::source(shared.k, 0, 0, thread_index()),
                        CopiesV::source(shared.v, 0, column, thread_index())};
-    if constexpr (U::kStaged) {
+    if constexpr (kSlice < kDqk) {
+      SlicedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit,
+                                                static_cast<int>(p.dim_qk));
+    } else if constexpr (U::kStaged) {
       if (tiles.count > 0)
         StagedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit);
     } else {

@@ -24,6 +24,17 @@ TSRI_DEVICE void clear(typename U::Acc (&out)[kFree][kOut]) {
       for (int e = 0; e < U::kElements; ++e) out[f][o].x[e] = 0.0f;
 }
 
+// sum += part.
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void add_part(typename U::Acc (&sum)[kFree][kOut], const typename U::Acc (&part)[kFree][kOut]) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int o = 0; o < kOut; ++o)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e) sum[f][o].x[e] += part[f][o].x[e];
+}
+
 // Results of a product, where it ends: see settle() of the platform.
 template <class U, int kFree, int kOut>
 TSRI_DEVICE void settle(typename U::Acc (&out)[kFree][kOut]) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// float32 on MFMA: the instruction for float32 has the shape of the 16-bit ones and a quarter of their depth,
-// and rounds every addition, so that a unit of it is that of unit.hpp with numbers in place of pairs. Tiles
-// are plain: a lane reads four rows of a column as easily as four columns of a row.
+// The instruction for float32 on MFMA has the shape of the 16-bit ones and a quarter of their depth, and rounds
+// every addition, so that a unit of it is that of unit.hpp with numbers in place of pairs. Tiles are plain: a lane
+// reads four rows of a column as easily as four columns of a row.
+//
+// MfmaFloats<float> is float32. MfmaFloats<Half> is float16 where the 16-bit instructions take subnormal operands for
+// 0 (gfx90a): tiles hold float16, operands become float32 when they are read, and nothing is lost. P and dS stay
+// float32 on their way into the next product.
 #ifndef TESSERA_BACKENDS_HIP_GFX9_UNIT_F32_HPP_
 #define TESSERA_BACKENDS_HIP_GFX9_UNIT_F32_HPP_
 
@@ -13,9 +17,10 @@ namespace gpu {
 
 // Lane 16 g + n of an accumulator holds con 4 g .. 4 g + 3 of free n. Instruction e of a step contracts
 // indices 4 g + e of all groups: what the accumulator's element e is, so that nothing moves.
-struct MfmaF32 {
-  using Element = float;
-  using Fresh = MfmaF32;
+template <class E>
+struct MfmaFloats {
+  using Element = E;
+  using Fresh = MfmaFloats;
   static constexpr int kWave = 64;
   static constexpr int kFree = 16;
   static constexpr int kCon = 16;
@@ -37,11 +42,13 @@ struct MfmaF32 {
   using Z = Numbers;
   using P = Numbers;
   template <int kTileRows, int kColumns>
-  using ZTile = Tile<float, kTileRows, kColumns>;
+  using ZTile = Tile<E, kTileRows, kColumns>;
   struct ZOffset {
     uint32_t at;
   };
   using ApplyTOffset = ZOffset;
+  static constexpr int kSize = static_cast<int>(sizeof(E));
+  static constexpr int kPerChunk = 16 / kSize;
 
   TSRI_DEVICE_MEMBER int index() { return lane_index() % 16; }
   TSRI_DEVICE_MEMBER int group() { return lane_index() / 16; }
@@ -62,21 +69,27 @@ struct MfmaF32 {
   // Four numbers of a lane's row: depth 4 g .. 4 g + 3 of a step.
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t con_offset(uint32_t tile) {
-    const int row = index();
-    return tile + static_cast<uint32_t>(row * kRowBytes + ((group() ^ (row & 7)) << 4));
+    const int row = index(), bytes = group() * 4 * kSize;
+    return tile + static_cast<uint32_t>(row * kRowBytes + ((bytes / 16 ^ (row & 7)) << 4) + bytes % 16);
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER uint32_t free_offset(uint32_t tile) {
     return con_offset<kRowBytes>(tile);
   }
-  // The chunk of a lane's row that is its free operand of step t.
+  // The chunk of a lane's row that is its free operand of step t, of float32.
   TSRI_DEVICE_MEMBER int free_chunk(int t, int) { return t * 4 + group(); }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_con(Con &x, uint32_t offset, int con0, int t) {
-    const CopyWords chunk =
-        shared_at<CopyWords>(along(offset, t * 64) + static_cast<uint32_t>(con0 * kRowBytes));
-    TSRI_UNROLL
-    for (int e = 0; e < 4; ++e) x.x[e] = bits_float(chunk[e]);
+    const uint32_t at = along(offset, t * kStep * kSize) + static_cast<uint32_t>(con0 * kRowBytes);
+    if constexpr (kSize == 4) {
+      const CopyWords chunk = shared_at<CopyWords>(at);
+      TSRI_UNROLL
+      for (int e = 0; e < 4; ++e) x.x[e] = bits_float(chunk[e]);
+    } else {
+      const Group pairs = shared_at<Group>(at);
+      TSRI_UNROLL
+      for (int e = 0; e < 4; ++e) x.x[e] = e & 1 ? E::high(pairs[e / 2]) : E::low(pairs[e / 2]);
+    }
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_free(Free &y, uint32_t offset, int free0, int t) {
@@ -87,17 +100,21 @@ struct MfmaF32 {
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ZOffset column_offset(uint32_t tile, int column) {
     const int row = 4 * group();
-    const uint32_t own = static_cast<uint32_t>(row * kRowBytes + ((index() / 4 ^ (row & 7)) << 4) +
-                                               index() % 4 * 4);
-    return ZOffset{along(tile + own, column * 4)};
+    const uint32_t own = static_cast<uint32_t>(row * kRowBytes + ((index() / kPerChunk ^ (row & 7)) << 4) +
+                                               index() % kPerChunk * kSize);
+    return ZOffset{along(tile + own, column * kSize)};
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER void load_column(Numbers &z, ZOffset offset, int con0, int column) {
-    const uint32_t at = along(offset.at, column * 4);
+    const uint32_t at = along(offset.at, column * kSize);
     TSRI_UNROLL
-    for (int e = 0; e < 4; ++e)
-      z.x[e] = shared_at<float>((at ^ static_cast<uint32_t>(e << 4)) +
-                                static_cast<uint32_t>((con0 + e) * kRowBytes));
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t one = (at ^ static_cast<uint32_t>(e << 4)) + static_cast<uint32_t>((con0 + e) * kRowBytes);
+      if constexpr (kSize == 4)
+        z.x[e] = shared_at<float>(one);
+      else
+        z.x[e] = E::low(shared_at<uint16_t>(one));
+    }
   }
   template <int kRowBytes>
   TSRI_DEVICE_MEMBER ZOffset z_offset(uint32_t tile, int first = 0) { // first: column tile
@@ -136,6 +153,7 @@ struct MfmaF32 {
   }
   TSRI_DEVICE_MEMBER void apply(Acc &out, const Z &z, const P &p) { multiply(out, z, p); }
 };
+using MfmaF32 = MfmaFloats<float>;
 
 } // namespace gpu
 } // namespace tessera
