@@ -68,6 +68,16 @@ TSRI_INLINE tsri_mask_rule tsri_sequence_rule(const tsr_problem *p, const tsri_s
                              s->prefix, s->q.len, s->k.len);
 }
 
+/* The same for an estimate: of sq queries and sk keys, without what arrays say of a sequence. */
+TSRI_INLINE tsri_mask_rule tsri_problem_rule(const tsr_problem *p, int64_t sq, int64_t sk) {
+  return tsri_mask_rule_make(p->window.kind, p->window.left, p->window.right, p->diagonal, p->prefix, sq, sk);
+}
+
+/* Whether every row of every sequence sees all seq_k keys, by the interval rule. */
+TSRI_INLINE int tsri_masks_nothing(const tsr_problem *p) {
+  return p->arrays == 0 && p->window.left == TSR_UNBOUNDED && p->window.right == TSR_UNBOUNDED && p->prefix == 0;
+}
+
 /* Element offset of row `row` of the TENSOR (span.begin + i) in [B, H, S, D]; stride[0] of a packed
  * tensor is 0, so b does not matter there. */
 TSRI_INLINE int64_t tsri_row_offset(const int64_t stride[4], int64_t b, int64_t h, int64_t row) {

@@ -123,8 +123,7 @@ int64_t tsri_cpu_forward_workspace(const tsri_cpu_plan *plan) {
 
 double tsri_cpu_mean_keys(const tsr_problem *p) {
   const int64_t samples = min64(64, p->seq_q);
-  tsri_mask_rule rule = tsri_mask_rule_make(p->window.kind, p->window.left, p->window.right,
-                                            p->diagonal, p->prefix, p->seq_q, p->seq_k);
+  tsri_mask_rule rule = tsri_problem_rule(p, p->seq_q, p->seq_k);
   double sum = 0;
   int64_t t;
   for (t = 0; t < samples; ++t) {

@@ -118,11 +118,12 @@ struct WholeBackwardOf {
 };
 // Tiles pass through shared memory by slices as wide as the chunks.
 template <class E, int kDqk, int kDv, int kMask, int kArch, int kSide, int kTileQ, int kTileK, int kChunkQk,
-          int kChunkV, int kWaves, int kOtherWaves, int kQueryWaves, int kStages, int kDqTileQ, int kDqTileK, int kDqChunk,
-          int kDqWaves>
+          int kChunkV, int kWaves, int kOtherWaves, int kQueryWaves, int kStages, int kDqTileQ, int kDqTileK,
+          int kDqChunk, int kDqWaves>
 struct WideBackwardOf {
   using U = typename UnitOf<E, kArch, kSide>::type;
-  static_assert(kMask == any && kChunkV == kChunkQk && kDqChunk == kChunkQk && kOtherWaves == 1 && kStages == 1, "one slice");
+  static_assert(kMask == any && kOtherWaves == 1 && kStages == 1, "what BackwardWide is");
+  static_assert(kChunkV == kChunkQk && kDqChunk == kChunkQk, "chunks of one width, that of a slice");
   using Tiles = gpu::WideTiles<U, kDqTileQ, kDqTileK, kChunkQk, kDqWaves>;
   using Main = gpu::BackwardWide<U, kTileQ, kTileK, kChunkQk, kWaves, kQueryWaves>;
   using Stats = gpu::BackwardStats<U, kDqTileQ, kDqTileK, kChunkQk, kChunkQk, kDqWaves, true, 0, Tiles>;

@@ -112,7 +112,7 @@ TSRI_DEVICE void cut_tiles(SplitWork &w, const KeyTiles &all, const SplitArgs &a
 // Whether every query of every sequence sees every key of its slot: much less to find out, and what
 // decoding from a full cache is.
 TSRI_DEVICE bool sees_all(const tsr_problem &p) {
-  return p.arrays == 0 && p.window.left == TSR_UNBOUNDED && p.window.right == TSR_UNBOUNDED && p.prefix == 0;
+  return tsri_masks_nothing(&p);
 }
 
 // The rows of the tile and the keys of the part.

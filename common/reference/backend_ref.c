@@ -112,8 +112,7 @@ static tsr_status ref_kernel_info(void *state, int32_t index, tsr_kernel_info *i
  * figure for estimates. Lengths are the upper bounds that the problem holds. */
 static double estimate_pairs(const tsr_problem *p) {
   const int64_t samples = p->seq_q < 1024 ? p->seq_q : 1024;
-  const tsri_mask_rule rule = tsri_mask_rule_make(p->window.kind, p->window.left, p->window.right,
-                                                  p->diagonal, p->prefix, p->seq_q, p->seq_k);
+  const tsri_mask_rule rule = tsri_problem_rule(p, p->seq_q, p->seq_k);
   double sum = 0;
   int64_t n;
   for (n = 0; n < samples; n++) {

@@ -112,4 +112,15 @@ foreach(file IN LISTS library)
   endif()
 endforeach()
 
+# A mask shaped as an interval is the business of common/mask.h and common/geometry.h alone: backends, their shared
+# parts and the reference take rules, rows and tile classes, and name neither kinds nor fields of a window.
+tessera_tree_files(sees_intervals "^(backends|common/gpu|common/reference)/.*\\.(c|h|cc|cpp|hpp|cu|cuh|hip|in)$")
+foreach(file IN LISTS sees_intervals)
+  file(STRINGS "${ROOT}/${file}" lines REGEX "TSR_WINDOW_|window\\.(kind|left|right)|tsri_mask_rule_make")
+  list(LENGTH lines count)
+  if(count GREATER 0)
+    tessera_violation("${file}" "masks come from common/ as intervals: ${lines}")
+  endif()
+endforeach()
+
 tessera_report("layers")

@@ -8,7 +8,7 @@
 
 #include "common/dtype.h"
 #include "common/gpu/host/backward_plan.h"
-#include "common/mask.h"
+#include "common/geometry.h"
 
 namespace tessera {
 namespace TSRI_GPU_BACKEND {
@@ -107,8 +107,7 @@ Visits count_visits(const Row &row, const tsr_resolved &problem) {
   v.queries = static_cast<double>(sq);
   v.keys = static_cast<double>(sk);
   if (sq == 0 || sk == 0) return v;
-  const tsri_mask_rule rule = tsri_mask_rule_make(p.window.kind, p.window.left, p.window.right,
-                                                  p.diagonal, p.prefix, sq, sk);
+  const tsri_mask_rule rule = tsri_problem_rule(&p, sq, sk);
   // A split row's tile holds the query heads of a group, so fewer queries.
   const int64_t group = row.family == Family::kSplit ? problem.group : 1;
   const int64_t rows = row.tile_q / group > 1 ? row.tile_q / group : 1;

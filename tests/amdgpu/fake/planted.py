@@ -26,8 +26,32 @@ LANES = {
 }
 
 
-def faults_of(arch, backward):
+def faults_of_slices(backward):
+    """The same of rows whose tiles pass through shared memory by slices of columns."""
+    if not backward:
+        own = "common/gpu/forward_sliced.hpp"
+        return [
+            ("a barrier is missing", own, "copy_wait<0>();\n        sync_block();", "copy_wait<0>();"),
+            ("scores are those of the last slice", own, "add_part<U>(s, part);",
+             "clear<U>(s);\n        add_part<U>(s, part);"),
+            ("a tile goes beyond its shared memory", "common/gpu/forward.hpp",
+             "kV = kK + kBuffers * TileK::kBytes;", "kV = kK + kBuffers * TileK::kBytes + 4096;"),
+        ]
+    own = "common/gpu/backward_wide.hpp"
+    return [
+        ("a barrier is missing", own, "sync_block(); // dS is complete", ""),
+        ("products take another slice than that of their chunk", own, "const int slice = order.last + 1 + n;",
+         "const int slice = order.last + n;"),
+        ("dQ on its own: a tile goes beyond its shared memory", own, "kK = Base::kQ + Base::TileQ::kBytes;",
+         "kK = Base::kQ + Base::TileQ::kBytes + 4096;"),
+    ]
+
+
+def faults_of(arch, row):
     """What goes wrong, the file, the text there, what it becomes."""
+    backward = row.startswith("bwd_")
+    if "_d576x" in row:
+        return faults_of_slices(backward)
     unit = "backends/hip/gfx9/unit.hpp" if arch == "gfx9" else "backends/hip/gfx11/unit.hpp"
     faults = [("lanes take the operands of their neighbours", unit, *LANES[arch])]
     if not backward:
@@ -71,7 +95,7 @@ def faults_of(arch, backward):
         ("dK and dV: the mask is off by one", main,
          "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));",
          "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other)) + 1;"),
-        ("a tile goes beyond its shared memory", main, "kO = kQ + kTiles * TileQ::kBytes;",
+        ("a tile goes beyond its shared memory", main, "kO = kWide ? kQ : kQ + kTiles * TileQ::kBytes;",
          "kO = kQ + kTiles * TileQ::kBytes + 4096;"),
     ]
 
@@ -87,13 +111,15 @@ def compile_row(args, tree, target):
 def check(args, backward, folder):
     """Whether the cases that all kernels run pass with the code objects of a folder, and the last lines of those that
     do not."""
-    runs = [["--group", "kernels", "--case", "d128"], ["--group", "strides", "--case", "wide"]]
+    sliced = "_d576x" in args.row
+    runs = [["--group", "kernels", "--case", "d576" if sliced else "d128"]]
+    runs += [] if sliced else [["--group", "strides", "--case", "wide"]]
     if backward:
         runs.insert(1, runs[0] + ["--determinism", "deterministic"])
     environment = dict(os.environ, FAKE_HIP_OBJECTS=folder)
     for run in runs:
-        command = [args.cli, "check", "--backend", "hip", "--kernel", args.row, "--dtype", "bf16", "--pass",
-                   "both" if backward else "forward", *run]
+        command = [args.cli, "check", "--backend", "hip", "--kernel", args.row, "--dtype", args.row.split("_")[1],
+                   "--pass", "both" if backward else "forward", *run]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
             return False, (done.stdout + done.stderr).strip().splitlines()
@@ -123,7 +149,7 @@ def main():
     parser.add_argument("row")
     args = parser.parse_args()
     backward = args.row.startswith("bwd_")
-    faults = faults_of("gfx9" if args.device.startswith("gfx9") else args.device[:5], backward)
+    faults = faults_of("gfx9" if args.device.startswith("gfx9") else args.device[:5], args.row)
     failures = 0
     for n, fault in enumerate([None] + faults):
         tree = os.path.join(args.work, f"planted_{args.device}_{args.row}_{n}")
