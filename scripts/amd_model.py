@@ -6,8 +6,8 @@ kernel row, the instructions of its hot loop by the unit that executes them, and
     scripts/amd_model.py [--tools FOLDER] [--rows PROGRAM] [--markdown | --table] OBJECTS
 
 OBJECTS holds <device>/<row>.co (backends/hip/objects of a build), PROGRAM prints the rows (unit_hip_rows
---list). The status is 1 where a kernel uses scratch memory, calls a function, falls back to a loop of compare
-and swap, parks accumulators in another register file, keeps more scalars in lanes of vector registers than
+--list). The status is 1 where a kernel uses scratch memory, calls a function, is too long for its branches (128
+KiB), falls back to a loop of compare and swap, parks accumulators in another register file, keeps more scalars in lanes of vector registers than
 SCALARS_IN_LANES says, or leaves fewer waves to a SIMD than its rows plan.
 
 The numbers are a model's and were never measured. They are of the loop over tiles without masks, whose instructions
@@ -51,7 +51,7 @@ LEAST = {
 SCALARS_IN_LANES = {"bwd_f16_d256_edge__gfx942_16x32": 15, "bwd_bf16_d256_edge__gfx9_16x32": 15}
 # Waves that a SIMD must have room for: what the rows are compiled for (platform_amd.hpp).
 PLANNED = {"gfx90a": 2, "gfx942": 2, "gfx1100": 6, "gfx1201": 6}
-FORBIDDEN = ("scratch_", "s_swappc", "v_accvgpr_", "global_atomic_cmpswap")
+FORBIDDEN = ("scratch_", "s_swappc", "s_setpc", "v_accvgpr_", "global_atomic_cmpswap")
 BYTES = (("b128", 16), ("dwordx4", 16), ("b96", 12), ("dwordx3", 12), ("b64", 8), ("dwordx2", 8))
 
 

@@ -322,12 +322,12 @@ struct Backward {
     const int32_t rows = static_cast<int32_t>(shared.sequence.k.slot_len) - row0;
     const int64_t row = shared.sequence.k.slot_begin + row0;
     const int32_t sk = static_cast<int32_t>(shared.sequence.k.len);
-    store_gradient<U, OutK, kThreads, kFree, kOutK, kAny>(
+    store_gradient<U, OutK, kThreads, kFree, kOutK, kAny, kWide>(
         dk, p.scale, -key0, sk - key0, kK, key_row(), wave() % kOtherWaves * kOutK * 16, p.dk, a.dk,
         args.call.vector & kVectorDk, p.accumulate & TSR_ACCUMULATE_DK, shared.place.b, g, row, rows,
         chunk * kChunkQk, static_cast<int>(p.dim_qk));
     sync_block();
-    store_gradient<U, OutV, kThreads, kFree, kOutV, kAny>(
+    store_gradient<U, OutV, kThreads, kFree, kOutV, kAny, kWide>(
         dv, p.dropout > 0 ? args.call.keep_scale : 1.0f, -key0, sk - key0, kK, key_row(),
         wave() % kOtherWaves * kOutV * 16, p.dv, a.dv, args.call.vector & kVectorDv,
         p.accumulate & TSR_ACCUMULATE_DV, shared.place.b, g, row, rows, chunk * kChunkV,

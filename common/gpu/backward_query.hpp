@@ -28,6 +28,7 @@ struct QueryTiles {
   using TileK = Tile<E, kTileK, kDqk>;
   using TileV = Tile<E, kTileK, kDv>;
   using Scores = typename U::Acc[kFree][kCon];
+  static constexpr bool kWide = false;
 
   struct Shared {
     tsri_sequence sequence;
@@ -234,7 +235,7 @@ struct BackwardQ : Tiles {
       sync_block();
     }
     sync_block();
-    store_gradient<U, Out, kThreads, kFree, kOut, kAny>(
+    store_gradient<U, Out, kThreads, kFree, kOut, kAny, Base::kWide>(
         dq, p.scale, -i0, rows.sq - i0, Base::kQ, Base::wave_row(), 0, p.dq, a.dq, args.call.vector & kVectorDq,
         p.accumulate & TSR_ACCUMULATE_DQ, shared.place.b, h, shared.sequence.q.slot_begin + rows.row0,
         static_cast<int32_t>(shared.sequence.q.slot_len) - rows.row0, chunk * kChunk,

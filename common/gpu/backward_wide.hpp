@@ -40,6 +40,7 @@ struct WideTiles : QueryTiles<Unit, kTileQ_, kTileK_, kSlice, kSlice, kWaves, tr
   using Order = SliceOrder<kSlice>;
   using typename Base::Scores;
   using typename Base::Shared;
+  static constexpr bool kWide = true;
   static constexpr uint32_t kK = Base::kQ + Base::TileQ::kBytes; // of V as well, and dO is where Q is
   static constexpr uint32_t kSharedBytes = kK + Base::TileK::kBytes;
 

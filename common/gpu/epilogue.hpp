@@ -38,11 +38,42 @@ TSRI_DEVICE void shared_pair(uint32_t offset, float lo, float hi) {
   }
 }
 
+// Writes a wave's accumulators to rows from `row` on and columns from `column` on, or adds them, a tile of 16 columns
+// after the other through shared memory: see store_outputs. begin: the element of row 0 and column 0.
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void store_elements(const typename U::Acc (&out)[kFree][kOut], uint32_t offset, int row, int column,
+                                const tsr_layout &layout, void *data, bool add, int64_t begin, int rows,
+                                int columns) {
+  static_assert(U::kCon == 16, "columns of an accumulator");
+  constexpr int own = kFree * U::kFree; // rows of the wave
+  const uint32_t strip = offset + static_cast<uint32_t>(thread_index() / U::kWave * own * 64);
+  TSRI_UNROLL
+  for (int o = 0; o < kOut; ++o) {
+    sync_wave(); // the columns before have been read
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e)
+        shared_at<float>(strip + static_cast<uint32_t>((f * U::kFree + U::free_of(U::slot(e))) * 64 +
+                                                       (U::con_lane() + U::con_element(e)) * 4)) = out[f][o].x[e];
+    sync_wave();
+    TSRI_NO_UNROLL
+    for (int i = thread_index() % U::kWave; i < own * 16; i += U::kWave) {
+      const int r = row + i / 16, c = column + o * 16 + i % 16;
+      if (r >= rows || c >= columns) continue;
+      const int64_t at = begin + r * layout.stride[2] + c * layout.stride[3];
+      const float x = shared_at<float>(strip + static_cast<uint32_t>(i) * 4);
+      store_element(layout.dtype, data, at, add ? load_element(layout.dtype, data, at) + x : x);
+    }
+  }
+}
+
 // Writes out[kFree][kOut] accumulators (free index: row, other index: column) of every wave to rows
 // row .. row + rows - 1 of a tensor, columns column .. min(column + width, columns) - 1, or adds them.
 // T is the tile of the whole block, in which the wave's part begins at (wave_row, wave_column); its
-// memory at `offset` must be free, with a barrier before. All threads call it.
-template <class U, class T, int kThreads, int kFree, int kOut, bool kAny>
+// memory at `offset` must be free, with a barrier before. All threads call it. kLoops: outputs with any strides go in
+// a loop over elements, for programs whose code would be too long for branches.
+template <class U, class T, int kThreads, int kFree, int kOut, bool kAny, bool kLoops = false>
 TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32_t offset,
                                int wave_row, int wave_column, const tsr_layout &layout, void *data,
                                bool vector, bool add, int64_t b, int64_t h, int64_t row, int rows,
@@ -70,6 +101,10 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
     return;
   }
   if (kAny && (layout.dtype != DtypeOf<E>::value || !vector || add)) {
+    if constexpr (kLoops) {
+      store_elements<U>(out, offset, wave_row, column + wave_column, layout, data, add, begin, rows, columns);
+      return;
+    }
     TSRI_UNROLL
     for (int f = 0; f < kFree; ++f)
       TSRI_UNROLL

@@ -183,7 +183,7 @@ TSRI_DEVICE void differentiate_one(float &x, float &y, const RowStat &stat, floa
 // factor * out into a gradient tensor, or added to it; nothing when it was not asked for. Rows of the tile
 // outside [first, last) are padding and become zeros: a p of 0 times what is not finite is none. See
 // store_outputs for the rest of the geometry.
-template <class U, class T, int kThreads, int kFree, int kOut, bool kAny>
+template <class U, class T, int kThreads, int kFree, int kOut, bool kAny, bool kLoops = false>
 TSRI_DEVICE void store_gradient(typename U::Acc (&out)[kFree][kOut], float factor, int first, int last,
                                 uint32_t offset, int wave_row, int wave_column,
                                 const tsr_layout &layout, void *data, bool vector, bool add, int64_t b,
@@ -201,7 +201,7 @@ TSRI_DEVICE void store_gradient(typename U::Acc (&out)[kFree][kOut], float facto
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == slot) out[f][o].x[e] = used ? out[f][o].x[e] * factor : 0.0f;
     }
-  store_outputs<U, T, kThreads, kFree, kOut, kAny>(out, offset, wave_row, wave_column, layout, data,
+  store_outputs<U, T, kThreads, kFree, kOut, kAny, kLoops>(out, offset, wave_row, wave_column, layout, data,
                                                    vector, kAny && add, b, h, row, rows, column,
                                                    columns);
 }
