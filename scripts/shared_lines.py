@@ -24,9 +24,9 @@ ROOTS = {
 HOPPER = ("backends/cuda/sm90/", "backends/cuda/instance_engine")
 HOST = ("common/gpu/platform_emulated.hpp", "common/gpu/emulator.hpp", "common/gpu/host/", "backends/cuda/kernels.h",
         "backends/cuda/sm90/emulated.hpp")
-# In the files of both, but of units that copy through registers, which are AMD's.
+# In the files of both, but of units that copy through registers and of tiles that are sliced, which are AMD's.
 ONE_SIDED = ("common/gpu/stage.hpp", "common/gpu/forward_staged.hpp", "common/gpu/backward_staged.hpp",
-             "common/gpu/backward_stages.hpp")
+             "common/gpu/backward_stages.hpp", "common/gpu/forward_sliced.hpp", "common/gpu/backward_wide.hpp")
 # What conditions of the sources are on a device; others are taken to hold.
 DEFINED = {
     "hip": {"TSRI_GPU_AMD": True, "TSRI_GPU_CUDA": False, "TSRI_GPU_EMULATED": False, "__CUDACC__": False},
