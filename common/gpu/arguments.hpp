@@ -18,6 +18,7 @@
 
 #include <stdint.h>
 
+#include "common/geometry.h"
 #include "tessera/tessera.h"
 
 namespace tessera {
@@ -76,10 +77,30 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
+// The interval rule of all sequences where no array says anything of one of them, so that blocks need not find it out.
+struct SameRows {
+  int32_t known; // 0: arrays decide, and the rest is not set
+  int32_t sq, sk, prefix;
+  tsri_mask_band band;
+};
+
+inline SameRows same_rows(const tsr_problem &p) {
+  SameRows rows = {0, 0, 0, 0, {0, 0}};
+  if (p.arrays != 0 || p.seq_q > INT32_MAX || p.seq_k > INT32_MAX) return rows;
+  const tsri_mask_rule rule = tsri_problem_rule(&p, p.seq_q, p.seq_k);
+  rows.known = 1;
+  rows.sq = static_cast<int32_t>(rule.sq);
+  rows.sk = static_cast<int32_t>(rule.sk);
+  rows.prefix = static_cast<int32_t>(rule.prefix);
+  rows.band = tsri_mask_band_of(&rule);
+  return rows;
+}
+
 struct ForwardArgs {
   Call call;
   int32_t tiles;  // query tiles per slot; packed: of all slots, ceil(total_q / tile) + B at most
   int32_t chunks; // column chunks of Dv
+  SameRows rows;
 };
 
 // Forward by the copy engine: blocks stay and take one piece of work after the other; see

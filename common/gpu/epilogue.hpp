@@ -38,6 +38,68 @@ TSRI_DEVICE void shared_pair(uint32_t offset, float lo, float hi) {
   }
 }
 
+// Float32 beside 16-bit inputs, of rows that allow pairs: rows [row, row + 16 kFree) below `rows` of `to`, and columns
+// from `column` on.
+template <class U, int kFree, int kOut>
+TSRI_DEVICE void store_pairs(const typename U::Acc (&out)[kFree][kOut], float *to, int64_t stride, int row, int rows,
+                             int column, int columns) {
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int slot = 0; slot < U::kRows; ++slot) {
+      const int r = row + f * U::kFree + U::free_of(slot);
+      float *at = to + r * stride + column + U::con_lane();
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; e += 2) {
+          const int c = o * U::kCon + U::con_element(e);
+          if (U::slot(e) == slot && r < rows && column + U::con_lane() + c < columns)
+            *reinterpret_cast<Pair *>(at + c) = Pair{out[f][o].x[e], out[f][o].x[e + 1]};
+        }
+    }
+}
+
+// store_outputs of a wave on its own, which meets no other: the wave's rows of the tile at `offset` are free for it.
+template <class U, class T, int kFree, int kOut>
+TSRI_DEVICE void store_wave_outputs(const typename U::Acc (&out)[kFree][kOut], uint32_t offset, int wave_row,
+                                    const tsr_layout &layout, void *data, int64_t b, int64_t h, int64_t row, int rows,
+                                    int column, int columns) {
+  using E = typename U::Element;
+  const int64_t begin = tsri_row_offset(layout.stride, b, h, row);
+  if (layout.dtype != DtypeOf<E>::value) {
+    store_pairs<U>(out, static_cast<float *>(data) + begin, layout.stride[2], wave_row, rows, column, columns);
+    return;
+  }
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f)
+    TSRI_UNROLL
+    for (int slot = 0; slot < U::kRows; ++slot) {
+      const int r = wave_row + f * U::kFree + U::free_of(slot);
+      const uint32_t at = offset + T::at(r, 0) + static_cast<uint32_t>(U::con_lane() * 2);
+      TSRI_UNROLL
+      for (int o = 0; o < kOut; ++o)
+        TSRI_UNROLL
+        for (int e = 0; e < U::kElements; e += 2)
+          if (U::slot(e) == slot)
+            shared_pair<E>(along(at, (o * U::kCon + U::con_element(e)) * 2), out[f][o].x[e], out[f][o].x[e + 1]);
+    }
+  sync_wave();
+  constexpr int step = U::kWave / T::kChunks, total = kFree * U::kFree;
+  static_assert(step >= 1 && U::kWave % T::kChunks == 0 && (step & (step - 1)) == 0, "a lane keeps its column");
+  const int lane = U::lane(), r = lane / T::kChunks, c = lane % T::kChunks;
+  const int last = column + c * T::kPerChunk < columns ? rows - wave_row - r : 0;
+  E *to = static_cast<E *>(data) + begin + (wave_row + r) * layout.stride[2] + column + c * T::kPerChunk;
+  const uint32_t from = offset + T::at(wave_row + r, c);
+  TSRI_UNROLL
+  for (int n = 0; n < total / step; ++n) {
+    const uint32_t at = from ^ static_cast<uint32_t>(n * step % 8 * 16); // where the swizzle is further on
+    if (n * step < last)
+      *reinterpret_cast<Chunk *>(to) = shared_at<Chunk>(at + static_cast<uint32_t>(n * step * T::kRowBytes));
+    to += step * layout.stride[2];
+  }
+}
+
 // Writes a wave's accumulators to rows from `row` on and columns from `column` on, or adds them, a tile of 16 columns
 // after the other through shared memory: see store_outputs. begin: the element of row 0 and column 0.
 template <class U, int kFree, int kOut>
@@ -80,24 +142,9 @@ TSRI_DEVICE void store_outputs(const typename U::Acc (&out)[kFree][kOut], uint32
                                int column, int columns) {
   using E = typename U::Element;
   const int64_t begin = tsri_row_offset(layout.stride, b, h, row);
-  if (!kAny && layout.dtype != DtypeOf<E>::value) { // float32, of rows that allow pairs
-    TSRI_UNROLL
-    for (int f = 0; f < kFree; ++f)
-      TSRI_UNROLL
-      for (int slot = 0; slot < U::kRows; ++slot) {
-        const int r = wave_row + f * U::kFree + U::free_of(slot);
-        float *to = static_cast<float *>(data) + begin + r * layout.stride[2] + column +
-                    wave_column + U::con_lane();
-        TSRI_UNROLL
-        for (int o = 0; o < kOut; ++o)
-          TSRI_UNROLL
-          for (int e = 0; e < U::kElements; e += 2) {
-            const int c = o * U::kCon + U::con_element(e);
-            if (U::slot(e) == slot && r < rows &&
-                column + wave_column + U::con_lane() + c < columns)
-              *reinterpret_cast<Pair *>(to + c) = Pair{out[f][o].x[e], out[f][o].x[e + 1]};
-          }
-      }
+  if (!kAny && layout.dtype != DtypeOf<E>::value) {
+    store_pairs<U>(out, static_cast<float *>(data) + begin, layout.stride[2], wave_row, rows, column + wave_column,
+                   columns);
     return;
   }
   if (kAny && (layout.dtype != DtypeOf<E>::value || !vector || add)) {

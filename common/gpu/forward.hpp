@@ -7,12 +7,14 @@
 // scores and the next K under the rest (less shared memory, two barriers).
 //
 // kAny false: interval masks on aligned tensors, no row maxima, scores stay raw (unit = scale log2 e is folded into
-// the exponent). kAny true: every score step of score.hpp, any strides; scores are natural.
+// the exponent). Rows of 16 bits whose lanes copy by cp.async walk in pieces of keys then, see forward_pieces.hpp.
+// kAny true: every score step of score.hpp, any strides; scores are natural.
 #ifndef TESSERA_COMMON_GPU_FORWARD_HPP_
 #define TESSERA_COMMON_GPU_FORWARD_HPP_
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/forward_pieces.hpp"
 #include "common/gpu/forward_sliced.hpp"
 #include "common/gpu/forward_staged.hpp"
 #include "common/gpu/product.hpp"
@@ -41,7 +43,7 @@ template <class U, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, int 
 struct Forward {
   using E = typename U::Element;
   using Args = ForwardArgs;
-  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_;
+  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_, kKeyStages = kStages, kOutColumns = kDv;
   static constexpr int kThreads = kWaves * U::kWave;
   static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
   static constexpr int kCon = kTileK / U::kCon;              // and along the keys
@@ -79,22 +81,26 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  // Wide rows of few warps: every thread keeps where its copies begin, which leaves little to do for a tile.
-  using CopiesK = LaneCopies<Tile<E, kTileK, kDqk>, kThreads>;
-  using CopiesV = LaneCopies<Tile<E, kTileK, kDv>, kThreads>;
-  static constexpr bool kFromLanes = !kAny && !kPaged && !U::kStaged && !U::kSplits && kDqk + kDv >= 512 &&
-                                     kFree == 1 && CopiesK::kRegular && CopiesV::kRegular;
-  struct alignas(16) Lane {
-    const unsigned char *k, *v;
-  };
-  static constexpr uint32_t kLanes = kCopyV + (kTurned ? CopyV::kBytes : 0);
-  static constexpr uint32_t kEnd = kLanes + (kFromLanes ? kThreads * 16 : 0);
+  // Walks in pieces of keys, see forward_pieces.hpp: of one stage, whose K makes way for the next, a piece is a tile.
+  template <class T>
+  static constexpr bool kDown = LaneCopies<T, kThreads>::kRegular;
+  static constexpr bool kPieces = !kAny && !kPaged && !kTurned && !U::kStaged && !U::kSplits && sizeof(E) == 2 &&
+                                  RowLanes<U>::value > 0 && kDqk == kDv && kTileK % 32 == 0 &&
+                                  kDown<Tile<E, kTileQ, kDqk>> && kDown<Tile<E, kTileK, kDqk>>;
+  static constexpr int kPieceKeys = kStages == 1 ? kTileK : 32;
+  static constexpr uint32_t kMaxima = kCopyV + (kTurned ? CopyV::kBytes : 0);
+  static constexpr uint32_t kSides = kMaxima + (kPieces ? kThreads * kSlots * 4 : 0);
+  static constexpr uint32_t kWalk = kSides + (kPieces ? kThreads * 2 * 16 : 0);
+  static constexpr uint32_t kEnd = kWalk + (kPieces ? sizeof(PieceWalk) : 0);
   // O leaves through shared memory, in two parts where that makes room for another block.
   static constexpr int kParts =
       U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
   using PartO = Tile<E, kTileQ, kDv / kParts>;
   static constexpr uint32_t kSharedBytes = max_of(kEnd, kQ + PartO::kBytes);
-  static constexpr int kMinBlocks = kThreads <= 128 && kSharedBytes <= 113 * 1024 ? 2 : 1;
+  // Three blocks where registers have room: a wave waits longer than it computes.
+  static constexpr int kMinBlocks = kThreads > 128 || kSharedBytes > 113 * 1024                    ? 1
+                                    : kPieces && kDv <= 64 && kSharedBytes <= 75 * 1024 ? 3
+                                                                                        : 2;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
@@ -221,53 +227,7 @@ struct Forward {
     }
   }
 
-  // The same without lanes that meet while m stays: one that has seen no score beyond the slack needs no maximum of
-  // its row. Rows decide as fold_scores has them decide.
-  TSRI_DEVICE_MEMBER void fold_seldom(State &state, Scores &s, float unit) {
-    float most[kSlots];
-    int moves = 0;
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      float chain[2] = {-infinity(), -infinity()};
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows) chain[e & 1] = larger_of(chain[e & 1], s[r / U::kRows][c].x[e]);
-      most[r] = larger_of(chain[0], chain[1]);
-      moves |= Softmax::lazy_max(unit, state.m[r], most[r], kSlack) != state.m[r];
-    }
-    if (any_lane(moves != 0)) {
-      float alpha[kSlots];
-      TSRI_UNROLL
-      for (int r = 0; r < kSlots; ++r) {
-        const float m = Softmax::lazy_max(unit, state.m[r], U::max_con(most[r]), kSlack);
-        alpha[r] =
-            m == state.m[r] ? 1.0f : Softmax::prob_ready(unit, state.m[r], Softmax::ready_reference(unit, m));
-        state.m[r] = m;
-        state.l[r] = Softmax::new_sum(state.l[r], alpha[r], 0.0f);
-      }
-      rescale(state, alpha);
-    }
-    TSRI_UNROLL
-    for (int r = 0; r < kSlots; ++r) {
-      const float minus_ready = -Softmax::ready_reference(unit, state.m[r]);
-      float sum[2] = {0.0f, 0.0f};
-      TSRI_UNROLL
-      for (int c = 0; c < kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < U::kElements; ++e)
-          if (U::slot(e) == r % U::kRows) {
-            float &x = s[r / U::kRows][c].x[e];
-            x = Softmax::prob_negated(unit, x, minus_ready);
-            sum[e & 1] += x;
-          }
-      state.l[r] += sum[0] + sum[1];
-    }
-  }
-
   TSRI_DEVICE_MEMBER void fold(State &state, Scores &s, float unit) {
-    if constexpr (kFromLanes) return fold_seldom(state, s, unit);
     float alpha[kSlots];
     const bool moved = fold_scores(state, s, unit, alpha);
     if (seldom(any_lane(moved))) rescale(state, alpha);
@@ -310,23 +270,11 @@ struct Forward {
     }
   }
 
-  TSRI_DEVICE_MEMBER Lane &lane_at() {
-    return shared_at<Lane>(kLanes + static_cast<uint32_t>(thread_index()) * 16);
-  }
-  template <class Copies>
-  TSRI_DEVICE_MEMBER void load_lane(uint32_t tile, const unsigned char *lane, const RowSource &s, int32_t key0,
-                                    int column) {
-    Copies copies = Copies::start(tile, lane + int64_t{key0} * s.row_bytes, s.row_bytes, s.length - key0,
-                                  s.columns - column, thread_index());
-    Copies::issue(copies, 0, 1);
-  }
   // Start loading a tile of keys, or of values from `column` on, into a stage.
   TSRI_DEVICE_MEMBER void load_keys(const RowSource &k, int32_t key0, uint32_t stage) {
-    if constexpr (kFromLanes) return load_lane<CopiesK>(kK + stage * TileK::kBytes, lane_at().k, k, key0, 0);
     load_tile<E, CopyK, kThreads, kAny, kPaged>(kTurned ? kCopyK : kK + stage * TileK::kBytes, k, key0, 0);
   }
   TSRI_DEVICE_MEMBER void load_values(const RowSource &v, int32_t key0, int column, uint32_t stage) {
-    if constexpr (kFromLanes) return load_lane<CopiesV>(kV + stage * TileV::kBytes, lane_at().v, v, key0, column);
     load_tile<E, CopyV, kThreads, kAny, kPaged>(kTurned ? kCopyV : kV + stage * TileV::kBytes, v, key0,
                                                 column);
   }
@@ -424,6 +372,12 @@ struct Forward {
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
+    if constexpr (kPieces && kMinBlocks > 2) { // by offsets that no register keeps
+      using Fresh = Forward<typename U::Fresh, kTileQ, kTileK, kDqk, kDv, kWaves, kStages, kAny, kPaged>;
+      return Pieces<Fresh, typename U::Fresh>::block(args);
+    } else if constexpr (kPieces) {
+      return Pieces<Forward, U>::block(args);
+    }
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
@@ -481,9 +435,6 @@ struct Forward {
     const float unit = kAny ? static_cast<float>(TSRI_LOG2E)
                             : p.scale * static_cast<float>(TSRI_LOG2E);
 
-    if constexpr (kFromLanes)
-      lane_at() = Lane{CopiesK::source(shared.k, 0, 0, thread_index()),
-                       CopiesV::source(shared.v, 0, column, thread_index())};
     if constexpr (kSlice < kDqk) {
       SlicedWalk<Forward, U, kAny, kPaged>::run(shared, state, tiles, q, prefix, i0, sq, column, unit,
                                                 static_cast<int>(p.dim_qk));
@@ -534,8 +485,8 @@ struct Forward {
     return end;
   }
 
-  TSRI_DEVICE_MEMBER void scale_row(State &state, int r, const RowEnd &end) {
-    const bool all = !any_lane(!end.writes);
+  // all: every row of the wave writes.
+  TSRI_DEVICE_MEMBER void scale_row(State &state, int r, const RowEnd &end, bool all) {
     TSRI_UNROLL
     for (int o = 0; o < kOut; ++o)
       TSRI_UNROLL
@@ -572,13 +523,14 @@ struct Forward {
       row += wave_row();
       const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
       const RowEnd end = end_row_of(call, h, m, l, kAny ? 1.0f : p.scale, unit, used);
+      const bool all = !any_lane(!end.writes);
       TSRI_UNROLL
       for (int r = 0; r < kSlots; ++r) {
         const int owner = lane - lane % row_lanes + r;
         RowEnd its = end;
         its.factor = shuffle(end.factor, owner);
-        its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
-        scale_row(state, r, its);
+        if (!all) its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
+        scale_row(state, r, its, all);
       }
       if (column == 0 && row < rows && lane % row_lanes < kSlots)
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
@@ -588,10 +540,15 @@ struct Forward {
         const int row = wave_row() + r / U::kRows * U::kFree + U::free_of(r % U::kRows);
         const bool used = static_cast<uint32_t>(i0 + row) < static_cast<uint32_t>(span.len);
         const RowEnd end = end_row(call, h, state.m[r], state.l[r], unit, used);
-        scale_row(state, r, end);
+        scale_row(state, r, end, !any_lane(!end.writes));
         if (column == 0 && row < rows && U::leads_row())
           store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
       }
+    }
+    if constexpr (kPieces) { // rows of O take the place of the wave's own of Q
+      store_wave_outputs<U, PartO, kFree, kOut>(state.out, kQ, wave_row(), p.o, call.a.o, b, h, span.slot_begin + row0,
+                                                rows, column, static_cast<int>(p.dim_v));
+      return;
     }
     const auto store = [&](const auto &out, int first) {
       store_outputs<U, PartO, kThreads, kFree, kOut / kParts, kAny>(

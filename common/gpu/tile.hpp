@@ -218,6 +218,7 @@ TSRI_DEVICE void load_rows(uint32_t offset, const RowSource &s, int first, int c
 // a thread keeps where its first chunk of some tile is, and nothing else of the source is needed.
 template <class T, int kThreads>
 struct LaneCopies {
+  using Target = T;
   static constexpr int kStep = kThreads / max_of(T::kChunks, 1); // rows between two copies of a thread
   static constexpr bool kRegular = kThreads % T::kChunks == 0 && kStep % 4 == 0 && T::kRows % max_of(kStep, 1) == 0;
   static constexpr int kCount = T::kRows / max_of(kStep, 1); // of a thread

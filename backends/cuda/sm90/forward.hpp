@@ -402,7 +402,7 @@ struct EngineForward {
     for (int r = 0; r < Rows::kSlots; ++r) {
       const int row = Rows::wave_row() + U::free_of(r);
       const typename Rows::RowEnd end = kCopiesOut ? ends[r] : end_of(r);
-      Rows::scale_row(state, r, end);
+      Rows::scale_row(state, r, end, !any_lane(!end.writes));
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
       if constexpr (kScores)

@@ -392,7 +392,7 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
       const float from = state.m[r] == -infinity() ? -infinity() : Fold::reference_of(state.m[r]);
       const typename Rows::RowEnd end =
           Rows::end_row_in(call, item.h, from, state.l[r], static_cast<float>(TSRI_LN2), 1.0f, used);
-      Rows::scale_row(state, r, end);
+      Rows::scale_row(state, r, end, !any_lane(!end.writes));
       if (row < item.slot_len - item.row0 && U::leads_row() && call.p.lse.dtype != TSR_DTYPE_NONE)
         call.a.lse[item.lse_at + row * call.p.lse.stride[2]] = end.lse;
       store_row(call, state, item, r);
