@@ -179,12 +179,15 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = make();
-  // The driver's own functions want a context, which a thread may not have: the runtime's functions, a launch among
-  // them, give it one.
+  // The driver's own functions want a context, which a thread may not have: naming a device gives it one, also the
+  // device that is current already.
   if (result == CUDA_ERROR_INVALID_CONTEXT) {
-    const cudaError_t error = cudaSetDevice(box.device);
+    int before = box.device;
+    cudaError_t error = cudaGetDevice(&before);
+    if (error == cudaSuccess) error = cudaSetDevice(box.device);
     if (error != cudaSuccess) return fail("device", error, why);
     result = make();
+    if (before != box.device) cudaSetDevice(before);
   }
   if (result == CUDA_SUCCESS) return true;
   snprintf(why->text, sizeof why->text, "cuTensorMapEncodeTiled: error %d", static_cast<int>(result));

@@ -80,7 +80,8 @@ struct BackwardPrepare {
     const int64_t first = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
     for (int64_t n = first; n - thread_index() % kWave < rows; n += step) { // whole waves
       bool coarse = false;
-      const RowStat stat = stat_of(args, n < rows ? query_row(args.call.p, args.call.a, n) : QueryRow{-1, 0, 0}, coarse);
+      const QueryRow row = n < rows ? query_row(args.call.p, args.call.a, n) : QueryRow{-1, 0, 0};
+      const RowStat stat = stat_of(args, row, coarse);
       coarse = any_of_lanes<kCoarseRows>(coarse);
       if (n >= rows) continue;
       if (n % kCoarseRows == 0) args.coarse[n / kCoarseRows] = coarse;
@@ -199,17 +200,21 @@ struct BackwardPrepare {
   }
   TSRI_DEVICE_MEMBER void sum_elements(const Args &args, bool used, int64_t o, int64_t g, float (&sum)[kRowLanes]) {
     const tsr_problem &p = args.call.p;
+    int64_t x[kRowLanes], y[kRowLanes];
+    bool some[kRowLanes];
+    TSRI_UNROLL
     for (int k = 0; k < kRowLanes; ++k) {
-      const int64_t x = shuffle_wide(o, helped(k)), y = shuffle_wide(g, helped(k));
-      if (!shuffle(static_cast<uint32_t>(used), helped(k))) continue;
-      float s = 0.0f;
-      for (int c = thread_index() % kRowLanes; c < p.dim_v; c += kRowLanes)
-        s = multiply_add(load_element(p.o.dtype, args.call.a.o, x + c * p.o.stride[3]),
-                         load_element(p.dout.dtype, args.call.a.dout, y + c * p.dout.stride[3]), s);
-      TSRI_UNROLL
-      for (int i = 0; i < kRowLanes; ++i)
-        if (i == k) sum[i] = s;
+      x[k] = shuffle_wide(o, helped(k));
+      y[k] = shuffle_wide(g, helped(k));
+      some[k] = shuffle(static_cast<uint32_t>(used), helped(k)) != 0;
     }
+    TSRI_NO_UNROLL
+    for (int c = thread_index() % kRowLanes; c < p.dim_v; c += kRowLanes)
+      TSRI_UNROLL
+      for (int k = 0; k < kRowLanes; ++k)
+        if (some[k])
+          sum[k] = multiply_add(load_element(p.o.dtype, args.call.a.o, x[k] + c * p.o.stride[3]),
+                                load_element(p.dout.dtype, args.call.a.dout, y[k] + c * p.dout.stride[3]), sum[k]);
   }
 };
 

@@ -31,6 +31,7 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
 
   // Unit u is told of, by the warp that does so.
   TSRI_DEVICE_MEMBER void tell(const KeyOrder &order, int32_t u) {
+    sync_wave(); // some lane has seen the sums
     if (order.sums.pieces && fresh_thread_index() % 32 == 0) {
       fence_device();
       increment_word(order.sums.added + handed_out(u).set);
@@ -173,8 +174,9 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   }
 
   // Takes kPieces pieces at a time until there are none, by a warp, with up to kCount parts on their way in buffers
-  // from `at` on, whose barriers begin at `full`. It does not wait for a set while it has parts that others may wait
-  // for. kReports: and tells of units, the last of which is left to report().
+  // from `at` on, whose barriers begin at `full`. It does not wait for a set while parts of another are under way; what
+  // it took is counted as freed together, so that a set may wait for the next one or two. kReports: and tells of units,
+  // the last of which is left to report().
   template <int kPieces, int kCount, bool kReports>
   TSRI_DEVICE_MEMBER void finish_sums(const BackwardArgs &args, uint32_t at, uint32_t full, uint32_t state) {
     static_assert(kParts * kPieces % (2 * kCount) == 0, "phases of barriers begin anew with all that is taken");

@@ -116,13 +116,14 @@ constexpr int32_t kLeastTiles = 3;
 bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   return row.engine.box_q && row.engine.part_q && cut.sums && cut.keys.tiles >= kLeastTiles && cut.dq_floats > 0 &&
          p.dq.dtype == row.dtype && (gpu::vector_bits(p) & gpu::kVectorDq) && !(p.accumulate & TSR_ACCUMULATE_DQ) &&
-         cut.dq_floats / (64 * 64) < INT32_MAX && // pieces
+         cut.dq_floats / (64 * 64) < INT32_MAX - (1 << 16) && // pieces, and more that nobody gets
          !(p.arrays & TSR_ARRAY_CU_Q) == !(p.arrays & TSR_ARRAY_CU_K) &&
          !(p.arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
 }
 
 // Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes about as long
-// as a few units, and for those that are worked on side by side.
+// as a few units, and for those that are worked on side by side. Fewer than `together` + 2 could make blocks wait for
+// each other.
 void cut_sums(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut) {
   if (!turns_sums(row, p, *cut)) return;
   const int64_t sets = p.heads_kv * (p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch);
