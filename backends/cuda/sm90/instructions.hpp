@@ -100,12 +100,12 @@ TSRI_DEVICE bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t o
   for (;;) {
     if (any_lane(load_word(word) >= x)) return true;
     if (phase_test(offset, parity)) return false;
-    asm volatile("nanosleep.u32 100;");
+    asm volatile("nanosleep.u32 2000;");
   }
 }
 // Until a word that blocks share is at least x.
 TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
-  while (load_word(word) < x) asm volatile("nanosleep.u32 100;");
+  while (load_word(word) < x) asm volatile("nanosleep.u32 2000;");
 }
 
 // The box of `map` at the given coordinates (column, row, head, batch) into shared memory; counts its

@@ -346,6 +346,16 @@ double backward_bytes(const tsr_resolved &problem, const Visits &visits, const B
   return bytes;
 }
 
+// Of those bytes what the passes before and after the main kernel move, beside which nothing is computed.
+static double pass_bytes(const tsr_problem &p, const Visits &visits, const BackwardCut &cut) {
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * visits.queries;
+  double bytes = rows * static_cast<double>(p.dim_v) * (bytes_of(p.o.dtype) + bytes_of(p.dout.dtype));
+  if (cut.sums) bytes += 4.0 * static_cast<double>(cut.dq_floats); // they are cleared
+  if (cut.sums && !cut.ring)
+    bytes += 4.0 * static_cast<double>(cut.dq_floats) + rows * static_cast<double>(p.dim_qk) * bytes_of(p.dq.dtype);
+  return bytes;
+}
+
 double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolved &problem,
                         const Visits &visits, const BackwardCut &cut) {
   const tsr_problem &p = problem.p;
@@ -378,8 +388,8 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                         t.query_k);
   const double launches = 2 + (cut.keys.blocks > 0) + (cut.queries.blocks > 0) +
                           (cut.bias_blocks > 0) + (cut.sums && !cut.ring) + cut.converts + (p.dsink != 0);
-  return fmax(cycles / facts.clock,
-              backward_bytes(problem, visits, cut) / (facts.bandwidth * kBandFraction)) +
+  const double band = facts.bandwidth * kBandFraction, apart = pass_bytes(p, visits, cut);
+  return fmax(cycles / facts.clock, (backward_bytes(problem, visits, cut) - apart) / band) + apart / band +
          launches * kLaunchSeconds;
 }
 
