@@ -19,9 +19,9 @@ namespace {
 static_assert(sizeof(gpu::EngineBackwardArgs) <= 4096, "kernel parameters that every device takes");
 static_assert(sizeof(gpu::BackwardConvertArgs) <= 4096, "kernel parameters that every device takes");
 
-// Of L2 a part for the queries of what blocks of rows of the copy engine work on: small, so that sums of dQ are soon
-// complete.
-constexpr int64_t kEngineCachePart = 8;
+// Of L2 so many eighths for the queries of what blocks of rows of the copy engine work on: few where there are sums of
+// dQ, which are soon complete then.
+constexpr int64_t kEngineEighths = 5, kEngineEighthsSums = 1;
 
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
@@ -97,13 +97,13 @@ bool makes_direct(const Row &row, const tsr_problem &p) {
 }
 
 // KV heads of slots side by side, so that L2 holds their queries: Q, dO and sums of dQ.
-int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p) {
+int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p, bool sums) {
   const bool packed = p.arrays & TSR_ARRAY_CU_Q;
   const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
   const int64_t heads = tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch);
   const int64_t shared =
       tsri_mul_sat(tsri_mul_sat(packed ? p.total_q : p.seq_q, group), 6 * p.dim_qk + 2 * p.dim_v);
-  const int64_t held = facts.l2_bytes / kEngineCachePart / max64(shared, 1);
+  const int64_t held = facts.l2_bytes / 8 * (sums ? kEngineEighthsSums : kEngineEighths) / max64(shared, 1);
   return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), held)));
 }
 
@@ -262,7 +262,7 @@ bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem
     while (cut->stats_blocks > 1 && common_divisor(cut->stats_blocks, cut->stats.tiles) != 1) --cut->stats_blocks;
   }
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
-  cut->together = heads_together(facts, p);
+  cut->together = heads_together(facts, p, cut->sums);
   cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
