@@ -5,6 +5,7 @@
 // same give the same: windows of S - 1, S, S + 1 keys and none, under a causal mask.
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "conformance.h"
@@ -32,15 +33,23 @@ static void print_refused(const char *backend, const char *what) {
   printf("%s refuses %s, which coverage.def allows\n", backend, what);
 }
 
+/* Runs of a row: TSR_TEST_REPEATS, 2 to 8 (default). Two are what a backend without threads can tell apart. */
+static int repeats(void) {
+  const char *value = getenv("TSR_TEST_REPEATS");
+  const long n = value ? strtol(value, NULL, 10) : 8;
+  return n >= 2 && n <= 8 ? (int)n : 8;
+}
+
 /* Runs a row in contexts of 1, 2, 3 and 7 threads, twice each; all results must be equal. */
 static int repeat_runs(const char *backend, const tsr_case *row, tsr_dtype dtype, uint32_t passes) {
   static const int32_t threads[] = {1, 2, 3, 7};
   tsr_results first = {0}, other;
   tsr_inputs in;
+  const int runs = repeats();
   int failures = 0, run;
   bool refused = false;
   cr_assert(tsr_inputs_create(&in, row, dtype));
-  for (run = 0; run < 8 && !refused; ++run) {
+  for (run = 0; run < runs && !refused; ++run) {
     tsr_context_options options = TSR_CONTEXT_OPTIONS_INIT;
     tsr_context *context = NULL;
     char title[160];
