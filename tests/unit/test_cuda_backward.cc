@@ -81,11 +81,39 @@ Test(cuda_backward, copy_engine) {
     cr_expect_eq(cut.dq_chunks * int64_t{cut.dq_columns}, dim);
     // Of whole tiles of queries.
     const int64_t tiles = (p.seq_q + w.row->tile_q - 1) / w.row->tile_q;
-    cr_expect_eq(cut.dq_floats, p.batch * p.heads_q * tiles * w.row->tile_q * dim);
+    const int64_t heads = cut.ring ? cut.ring : p.batch * p.heads_q;
+    cr_expect_eq(cut.dq_floats, heads * tiles * w.row->tile_q * dim);
     cr_expect(cut.sums ? w.row->entry[tessera::cuda::kEntryMain].function != nullptr
                        : cut.queries.blocks > 0);
     cr_expect_not_null(w.row->entry[tessera::cuda::kEntryKeys].function);
   }
+}
+
+// Sums are of the heads under way alone where the main kernel turns them into dQ; fewer than those side by side and two
+// more could make blocks wait for each other.
+Test(cuda_backward, sums_of_some_heads) {
+  for (int64_t dim : {64, 128})
+    for (int64_t length : {257, 1024, 4096}) {
+      const tsr_problem p = backward_of(16, 64, 16, length, length, dim, dim);
+      const Winner w = choose(h200, p);
+      const BackwardCut &cut = cut_of(w);
+      cr_expect(std::strstr(w.row->name, "__sm90_") && cut.sums, "%s", w.row->name);
+      cr_expect_eq(cut.sets, 16 * 16);
+      cr_expect_eq(cut.set_tiles, 4 * ((length + w.row->tile_q - 1) / w.row->tile_q));
+      cr_expect(cut.ring >= cut.together + 2 || cut.ring == cut.sets, "%d of %d", cut.ring, cut.sets);
+      cr_expect_leq(cut.ring, cut.sets);
+      cr_expect_eq(cut.dq_floats, int64_t{cut.ring} * cut.set_tiles * w.row->tile_q * dim);
+      for (int i = 0; i < 4; ++i) { // what the kernel cannot write
+        tsr_problem q = p;
+        if (i == 0) q.dq.dtype = TSR_DTYPE_F32;
+        if (i == 1) q.accumulate = TSR_ACCUMULATE_DQ;
+        if (i == 2) q.arrays = TSR_ARRAY_USED_Q;
+        if (i == 3) q.determinism = TSR_DETERMINISM_DETERMINISTIC;
+        cr_expect_eq(cut_of(choose(h200, q)).ring, 0, "%d", i);
+      }
+    }
+  // Two tiles of keys are too few to hide the work behind.
+  cr_expect_eq(cut_of(choose(h200, backward_of(16, 64, 16, 256, 256, 64, 64))).ring, 0);
 }
 
 // Where one tile of keys is all that a head has, dQ is written without sums; blocks are no more than processors.
