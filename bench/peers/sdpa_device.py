@@ -30,6 +30,8 @@ def add_options(parser):
     parser.add_argument("--kernel", help="Tessera's kernel")
     parser.add_argument("--forced", action="store_true",
                         help="also every other kernel of the chosen backend by name")
+    parser.add_argument("--deterministic", action="store_true",
+                        help="also Tessera with determinism \"deterministic\", whose runs have to repeat bit by bit")
     parser.add_argument("--only", help="only shapes whose description contains this text")
 
 
@@ -87,8 +89,10 @@ class Tensors:
 class Tessera:
     """Plans over every set."""
 
-    def __init__(self, torch, library, shape, direction, tensors, device, options, kernel=None):
+    def __init__(self, torch, library, shape, direction, tensors, device, options, kernel=None,
+                 deterministic=False):
         self.torch, self.tensors, self.device = torch, tensors, device
+        self.deterministic = deterministic
         self.which = tsr.BACKWARD if direction == "backward" else tsr.FORWARD
         passes = tsr.FORWARD | self.which
         place = (tsr.CUDA, device.index or 0) if device.type == "cuda" else (tsr.HOST, 0)
@@ -105,7 +109,7 @@ class Tessera:
             self.plans.append(tsr.Plan(
                 library, views, passes, allocate, device=place,
                 causal="bottom-right" if shape.causal else None, backend=options.backend,
-                kernel=kernel or options.kernel))
+                kernel=kernel or options.kernel, determinism=int(deterministic)))
         self.about = self.plans[0].describe(self.which)
         if self.which == tsr.BACKWARD:
             for plan in self.plans:
@@ -120,9 +124,20 @@ class Tessera:
     def error(self, shape):
         one = self.tensors.sets[0]
         self.step(0)
+        if self.deterministic:
+            self.repeat(one)
         if self.which == tsr.FORWARD:
             return sdpa_exact.forward_error(self.torch, shape, one, one["o"])
         return sdpa_exact.backward_error(self.torch, shape, one, one["dq"], one["dk"], one["dv"])
+
+    def repeat(self, one, runs=4):
+        names = ["o"] if self.which == tsr.FORWARD else ["dq", "dk", "dv"]
+        first = {n: one[n].clone() for n in names}
+        for _ in range(runs):
+            self.step(0)
+            for name, before in first.items():
+                if not self.torch.equal(before, one[name]):
+                    raise ValueError(f"deterministic {name} differs from run to run")
 
     def close(self):
         for plan in self.plans:
@@ -207,6 +222,9 @@ def candidates(torch, library, shape, direction, tensors, device, options, say):
             if kernel != mine.about["kernel"] and "naive" not in kernel:
                 add("=" + kernel, lambda kernel=kernel: Tessera(
                     torch, library, shape, direction, tensors, device, options, kernel))
+    if options.deterministic:
+        add("deterministic", lambda: Tessera(torch, library, shape, direction, tensors, device, options,
+                                             deterministic=True))
     for name in options.peer_list:
         add(name, lambda name=name: Sdpa(torch, name, shape, direction, tensors))
     return found
@@ -263,7 +281,7 @@ def report(shape, direction, found, samples, about, options, say):
     scale = shape.kv_bytes * 1e-9 if shape.decode else shape.flops(direction) * 1e-12
     line = f"{direction:8} {shape.describe():40}"
     mine = medians.get("tessera")
-    for name in ["tessera"] + options.peer_list:
+    for name in ["tessera"] + ["deterministic"] * options.deterministic + options.peer_list:
         if name not in medians:
             line += f"  {name} -"
             continue
@@ -339,5 +357,5 @@ def run(options, say=print):
                 del tensors, found
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-    summary(records, options.peer_list, say)
+    summary(records, ["deterministic"] * options.deterministic + options.peer_list, say)
     return 1 if failed else 0

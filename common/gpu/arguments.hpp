@@ -177,6 +177,9 @@ struct KeyOrder {
   int32_t together;  // KV heads that are worked on side by side, so that L2 holds their queries
   int32_t tile_q, tile_k;
   int32_t direct;    // a unit has all keys of its head and makes the head's dQ: of every query tile
+  int32_t turn_count; // tiles of dq_sum of all heads
+  uint64_t *turns;    // [turn_count] tiles of keys up to the last one that was added, see KeyWork::turn; zero before the
+                      // main kernel. NULL: sums are added to in any order
   SumOrder sums;
 };
 

@@ -26,8 +26,26 @@ struct alignas(16) KeyWork {
   int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
   int32_t sums, head_sums;   // likewise of tiles of dq_sum or, order.direct, of the unit's own query tiles
   int32_t set;               // of sums, see SumOrder; also where there is nothing to do
-  int32_t unused[3];
+  // Where sums are added to in turn. Sequences and bands are such that a tile of queries is seen by tiles of keys that
+  // follow each other, so who comes before this unit at a tile is the tile of keys before, or nobody.
+  int32_t turns;  // as sums, of order.turns
+  int32_t turn;   // of this unit, in its slot: what it waits for, and leaves one more than
+  int32_t before; // query tiles from which on the tile of keys before has none
 };
+
+// Of tiles of queries.
+struct TileRange {
+  int32_t begin, end;
+};
+
+// Those that see any of the used keys j0 to j1 - 1; 0 to 0 if none does.
+TSRI_DEVICE TileRange queries_of_keys(const tsri_mask_rule &rule, int32_t j0, int32_t j1, int32_t keys, int32_t tile_q) {
+  const int32_t first = larger(j0, 0), end = smaller(j1, keys);
+  int64_t from = 0, to = 0;
+  if (first < end) tsri_mask_queries_of(&rule, first, end, &from, &to);
+  if (to <= from) return {0, 0};
+  return {static_cast<int32_t>(from) / tile_q, ceil_div(static_cast<int32_t>(to), tile_q)};
+}
 
 // Unit `n`: `together` heads side by side, and of each the first keys first, which the most
 // queries see under a causal mask. By a whole wave.
@@ -67,16 +85,15 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
   work.head_sums = static_cast<int32_t>(sums.head);
   work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
+  work.turns = work.sums;
+  work.turn = place.tile;
   if (args.order.sums.pieces)
     work.sums -= (work.set - work.set % args.order.sums.ring) * args.order.sums.set_tiles;
-  const int32_t first = larger(work.key0, 0), end = smaller(work.key0 + tile_k, work.keys);
-  int64_t from = 0, to = 0;
-  if (args.order.direct)
-    to = sequence.q.len;
-  else if (first < end)
-    tsri_mask_queries_of(&rule, first, end, &from, &to);
-  work.begin = static_cast<int32_t>(from) / tile_q;
-  work.count = to > from ? ceil_div(static_cast<int32_t>(to), tile_q) - work.begin : 0;
+  TileRange seen = {0, ceil_div(static_cast<int32_t>(sequence.q.len), tile_q)};
+  if (!args.order.direct) seen = queries_of_keys(rule, work.key0, work.key0 + tile_k, work.keys, tile_q);
+  work.begin = seen.begin;
+  work.count = seen.end - seen.begin;
+  if (args.order.turns) work.before = queries_of_keys(rule, work.key0 - tile_k, work.key0, work.keys, tile_q).end;
   if (args.order.direct) {
     work.sums = 0;
     work.head_sums = work.count;
@@ -128,6 +145,9 @@ TSRI_DEVICE void find_units(const BackwardArgs &args) {
   }
   if (block_index() == 0 && thread_index() == 0) *args.order.next = 0;
   if (args.order.sums.pieces) find_pieces<kThreads>(args);
+  const int64_t threads = static_cast<int64_t>(args.order.blocks) * kThreads;
+  for (int64_t i = static_cast<int64_t>(block_index()) * kThreads + thread_index(); i < args.order.turn_count; i += threads)
+    args.order.turns[i] = 0;
 }
 
 } // namespace gpu

@@ -19,9 +19,9 @@
 namespace tessera {
 namespace gpu {
 
-// What is done about dQ: nothing, and backward_query.hpp makes it, and dS stays in registers; added to sums; or
-// written, where a block's keys are all that there are.
-enum class QueryGradient { kNone, kSums, kDirect };
+// What is done about dQ: nothing, and backward_query.hpp makes it, and dS stays in registers; added to sums, in any
+// order or tile of keys after tile of keys; or written, where a block's keys are all that there are.
+enum class QueryGradient { kNone, kSums, kTurns, kDirect };
 
 template <class E, int kTileQ_, int kDqk, int kDv, QueryGradient kGradient>
 struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
@@ -37,7 +37,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   using Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
   using Keys::kEmpty, Keys::kEmptyV, Keys::kFullV, Keys::kGroupBarrier;
   using Keys::work, Keys::slot_of, Keys::parity_of;
-  static constexpr bool kSums = kGradient != QueryGradient::kNone, kLater = kGradient == QueryGradient::kSums;
+  static constexpr bool kSums = kGradient != QueryGradient::kNone, kInTurn = kGradient == QueryGradient::kTurns,
+                        kLater = kGradient == QueryGradient::kSums || kInTurn;
   // dQ^T: warpgroups over columns, or over queries where there are 64 columns.
   static constexpr int kPartQ = kDqk / 64 == kGroups ? kTileQ : kTileQ / kGroups;
   static_assert(kPartQ * 64 * kGroups == kTileQ * kDqk, "dQ is made of whole products");
@@ -84,10 +85,15 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   // A warp's part of dQ goes to its own part of shared memory, and from there the copy engine adds it: additions
   // by the threads themselves take longer than the products. Unused queries add zeros.
   TSRI_DEVICE_MEMBER uint32_t part_of(int thread) { return kD + static_cast<uint32_t>(thread / 32) * kPartD; }
-  TSRI_DEVICE_MEMBER void store_queries(const Sums &dq) {
+  // Until dQ of the turn before has left, by a warp.
+  TSRI_DEVICE_MEMBER void await_room(int32_t n) {
+    phase_wait(Keys::kEmptyD + 8 * (static_cast<uint32_t>(fresh_thread_index()) / kWarpgroup), (static_cast<uint32_t>(n) & 1) ^ 1);
+  }
+  TSRI_DEVICE_MEMBER void store_queries(const Sums &dq, int32_t n) {
     const int thread = fresh_thread_index();
     const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
-    if (kLater && thread % 32 == 0) bulk_wait_read();
+    if constexpr (kInTurn) await_room(n);
+    if (kLater && !kInTurn && thread % 32 == 0) bulk_wait_read();
     sync_wave();
     TSRI_UNROLL
     for (int c = 0; c < kPartQ / 16; ++c)
@@ -107,6 +113,10 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     sync_wave();
     const int thread = fresh_thread_index();
     if (thread % 32 != 0) return;
+    if constexpr (kInTurn) {
+      phase_arrive(Keys::kFullD + 8 * (static_cast<uint32_t>(thread) / kWarpgroup));
+      return;
+    }
     bulk_add(args.dq_sum + static_cast<int64_t>(tile) * (kTileQ * kDqk) + thread / 32 * (16 * kPartQ),
              part_of(thread), kPartD);
     bulk_commit();
@@ -193,7 +203,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     matrix_pin(dq);
     if (sum < 0) return;
     arrive_group(kEmptyS + 8 * slot_of(n));
-    store_queries(dq);
+    store_queries(dq, n);
   }
   TSRI_DEVICE_MEMBER uint32_t stats_of(int32_t n) { return kStats + slot_of(n) * kStatBytes; }
   TSRI_DEVICE_MEMBER bool is_full(const Turn &turn) { return turn.kind == TSRI_TILE_FULL; }
@@ -352,12 +362,13 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
       store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
-      if (kLater) Keys::leave_sums();
+      if (kLater && !kInTurn) Keys::leave_sums();
       Keys::leave_work();
     }
     if constexpr (kLater) { // what the two other warps have not come to
       const int thread = fresh_thread_index();
       const uint32_t warp = static_cast<uint32_t>(thread) / 32;
+      if constexpr (kInTurn) await_room(n);
       if (args.backward.order.sums.pieces)
         Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8,
                                                 kTakenAt + warp * 16);
@@ -370,7 +381,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       Keys::start_barriers(args, kLater);
       if constexpr (kLater) {
         for (uint32_t i = 0; i < kLeaving + kWarps; ++i) phase_init(kFullL + 8 * i, 1);
-        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kWarps);
+        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kInTurn ? 4 : kWarps);
+        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kEmptyD + 8 * s, 1);
       }
       for (uint32_t s = 0; s < kStages; ++s) {
         phase_init(kFullS + 8 * s, 4 * kGroups);
@@ -381,13 +393,15 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     sync_block();
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
-      Keys::feed(args);
+      Keys::template feed<kInTurn>(args);
       if constexpr (kLater) {
         constexpr int more = kLeaving > 4 ? 4 : 2, less = kLeaving - more;
         constexpr uint32_t mine = kTakenAt + kWarps * 16;
         if (fresh_thread_index() / 32 == kWarps + 2 && args.backward.order.sums.pieces)
           Keys::template finish_sums<4, more, false>(args.backward, kL, kFullL, mine);
-        if (fresh_thread_index() / 32 == kWarps + 3) {
+        if (kInTurn && fresh_thread_index() / 32 == kWarps + 3) {
+          Keys::add_in_turn(args.backward, kD, kPartD * 4);
+        } else if (fresh_thread_index() / 32 == kWarps + 3) {
           int32_t u = 0;
           if (args.backward.order.sums.pieces) {
             Keys::template finish_sums<4, less, true>(args.backward, kL + more * Keys::kPart, kFullL + more * 8,

@@ -39,7 +39,7 @@ struct EngineKeys {
                             kEmptyV = kEmptyK + 8 * 2;
   // Units of work, two so that the next one is known early.
   static constexpr uint32_t kFullW = kEmptyV + 8, kEmptyW = kFullW + 8 * 2, kMore = kEmptyW + 8 * 2;
-  static constexpr uint32_t kMoreBarriers = 22, kMoreBytes = 160; // of programs with more
+  static constexpr uint32_t kMoreBarriers = 24, kMoreBytes = 160; // of programs with more
   // Those two, a copy of each of the two warps that feed, and the number that each warp is at.
   static constexpr int kWarps = 4 * kGroups;
   static constexpr uint32_t kWork = ceil_div(kMore + kMoreBarriers * 8, 16) * 16, kWorkBytes = sizeof(KeyWork);
@@ -119,11 +119,30 @@ struct EngineKeys {
 
   // ---------------------------------------------------------------------------------- loading
 
+  // body(head of the group, query tile) for every turn of a unit. kInTurn: where tiles of keys add to sums one after the
+  // other, and so go the same way: the last queries first, which all tiles of keys of a causal head have.
+  template <bool kInTurn, class Body>
+  TSRI_DEVICE_MEMBER void each_turn(const KeyWork &w, const Body &body) {
+    if constexpr (kInTurn) {
+      for (int32_t tile = w.begin + w.count - 1; tile >= w.begin; --tile)
+        TSRI_NO_UNROLL
+        for (int32_t head = 0; head < w.heads; ++head) {
+          body(head, tile);
+          keep_register(tile); // what follows from it is found anew
+        }
+    } else {
+      for (int32_t head = 0; head < w.heads; ++head)
+        TSRI_NO_UNROLL
+        for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile) body(head, tile);
+    }
+  }
+
   // A unit of the block; its query tiles are turns n and following. By one thread. Returns the turn after them.
+  template <bool kInTurn>
   TSRI_DEVICE_MEMBER int32_t load_tiles(const Args &args, int32_t n) {
     const KeyWork &w = work_of<0>();
     const uint32_t again = (static_cast<uint32_t>(w.number) & 1) ^ 1;
-    const int32_t first = n, group = args.backward.call.group;
+    const int32_t first = n;
     const uint32_t place = key_slot(w.number);
     phase_wait(kEmptyK + 8 * place, key_parity(w.number) ^ 1);
     load_boxes<kBytesK, kPieceK>(kK + place * kBytesK, args.k, kFullK + 8 * place, w.k_row, w.g, w.k_batch);
@@ -132,20 +151,19 @@ struct EngineKeys {
       load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
       return n;
     }
-    for (int32_t head = w.g * group; head < (w.g + 1) * group; ++head)
-      TSRI_NO_UNROLL
-      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
-        const uint32_t slot = slot_of(n);
-        const int32_t row = w.q_row + tile * kTileQ;
-        phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
-        if (n == first) {
-          wait_for_sums(args.backward.order, w);
-          phase_wait(kEmptyV, again);
-          load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
-        }
-        load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
+    each_turn<kInTurn>(w, [&](int32_t h, int32_t tile) {
+      const uint32_t slot = slot_of(n);
+      const int32_t row = w.q_row + tile * kTileQ, head = w.g * args.backward.call.group + h;
+      phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
+      load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
+      if (n == first) {
+        wait_for_sums(args.backward.order, w);
+        phase_wait(kEmptyV, again);
+        load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
       }
+      load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
+      ++n;
+    });
     return n;
   }
 
@@ -173,37 +191,37 @@ struct EngineKeys {
   }
 
   // As load_tiles, by one warp, which has few registers. Rows beyond the used part are as rows that see nothing.
+  template <bool kInTurn>
   TSRI_DEVICE_MEMBER int32_t load_stats(const Args &args, int32_t n) {
     const KeyWork &w = work_of<1>();
-    const int lane = thread_index() % 32;
-    for (int32_t head = 0; head < w.heads; ++head)
-      TSRI_NO_UNROLL
-      for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile, ++n) {
-        const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
-        const int32_t left = w.queries - tile * kTileQ;
-        const RowStat *stats = args.backward.stats + (w.stats + head * w.head_stats + tile * kTileQ);
-        phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
-        TSRI_NO_UNROLL // there are 24 registers
-        for (int first = 0; first < kTileQ; first += 32) {
-          const int r = first + lane;
-          RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
-          if (r < left) stat = stats[r];
-          const uint32_t at = to + stat_at(static_cast<uint32_t>(lane)) + static_cast<uint32_t>(first) * 4;
-          shared_at<float>(at) = -stat.lse;
-          shared_at<float>(at + kRowBytes) = stat.delta;
-          shared_at<int32_t>(at + 2 * kRowBytes) = stat.lo;
-          shared_at<uint32_t>(at + 3 * kRowBytes) =
-              static_cast<uint32_t>(stat.hi) - static_cast<uint32_t>(stat.lo);
-        }
-        sync_wave();
-        if (lane < kTileK / 64) {
-          const int32_t used = smaller(kTileQ, left);
-          shared_at<Turn>(to + kTurns + static_cast<uint32_t>(lane) * 16) =
-              Turn{class_of(to, used, lane), used, w.sums + head * w.head_sums + tile, 0};
-        }
-        sync_wave();
-        if (lane == 0) phase_arrive(kFullQ + 8 * slot);
+    each_turn<kInTurn>(w, [&](int32_t head, int32_t tile) {
+      const int lane = fresh_thread_index() % 32; // not what follows from it: registers
+      const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
+      const int32_t left = w.queries - tile * kTileQ;
+      const RowStat *stats = args.backward.stats + (w.stats + head * w.head_stats + tile * kTileQ);
+      phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
+      TSRI_NO_UNROLL // there are 24 registers
+      for (int first = 0; first < kTileQ; first += 32) {
+        const int r = first + lane;
+        RowStat stat = {infinity(), 0.0f, INT32_MAX, INT32_MIN};
+        if (r < left) stat = stats[r];
+        const uint32_t at = to + stat_at(static_cast<uint32_t>(lane)) + static_cast<uint32_t>(first) * 4;
+        shared_at<float>(at) = -stat.lse;
+        shared_at<float>(at + kRowBytes) = stat.delta;
+        shared_at<int32_t>(at + 2 * kRowBytes) = stat.lo;
+        shared_at<uint32_t>(at + 3 * kRowBytes) =
+            static_cast<uint32_t>(stat.hi) - static_cast<uint32_t>(stat.lo);
       }
+      sync_wave();
+      if (lane < kTileK / 64) {
+        const int32_t used = smaller(kTileQ, left);
+        shared_at<Turn>(to + kTurns + static_cast<uint32_t>(lane) * 16) =
+            Turn{class_of(to, used, lane), used, w.sums + head * w.head_sums + tile, 0};
+      }
+      sync_wave();
+      if (lane == 0) phase_arrive(kFullQ + 8 * slot);
+      ++n;
+    });
     return n;
   }
 
@@ -305,6 +323,7 @@ struct EngineKeys {
 
   // The warps that do not multiply. What earlier kernels of the run made, units of work, stats and cleared sums, is
   // behind what they wait for; tensors were there before the first of these kernels began.
+  template <bool kInTurn>
   TSRI_DEVICE_MEMBER void feed(const Args &args) {
     const int warp = thread_index() / 32 - kWarps;
     int32_t n = 0;
@@ -314,11 +333,11 @@ struct EngineKeys {
       // The first one too: others may wait for what becomes of it, and the block may come late.
       int32_t unit = next_unit(args.backward.order);
       while (hand_out(args.backward.order, unit)) {
-        if (thread_index() % 32 == 0) n = load_tiles(args, n);
+        if (thread_index() % 32 == 0) n = load_tiles<kInTurn>(args, n);
         unit = next_unit(args.backward.order); // late, so that no block holds what another could begin
       }
     } else if (warp == 1) {
-      while (copy_work()) n = load_stats(args, n);
+      while (copy_work()) n = load_stats<kInTurn>(args, n);
     }
   }
 

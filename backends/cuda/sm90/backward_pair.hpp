@@ -173,7 +173,7 @@ struct EngineBackwardPair : EngineKeys<E, kTileQ_, 64, kDqk, kDv> {
     sync_block();
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
-      Keys::feed(args);
+      Keys::template feed<false>(args);
     } else {
       more_registers<240>();
       if (warp < 4)

@@ -18,10 +18,20 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   using Keys = EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv>;
   using Keys::handed_out, Keys::slot_of, Keys::parity_of, Keys::number, Keys::arrive_warp;
   // Of a unit: all warps that multiply have added what they have.
-  static constexpr uint32_t kAdded = Keys::kMore, kSumsMore = kAdded + 8 * 2;
+  static constexpr uint32_t kAdded = Keys::kMore, kSumsMore = kAdded + 8 * 4;
+  // In their place where sums are added to in turn: a warpgroup's half of dQ is in shared memory; it has been read.
+  static constexpr uint32_t kFullD = kAdded, kEmptyD = kFullD + 8 * 2;
   // 16 columns of a piece, as a warp has them: 64 queries.
   static constexpr uint32_t kPart = 16 * 64 * 4;
   static constexpr int kParts = 4;
+
+  // What a warp that takes pieces remembers, in shared memory: the warps that load have 24 registers.
+  struct alignas(16) Taken {
+    int32_t n;     // first of the pieces
+    int32_t next;  // of those it takes next
+    int32_t there; // a set whose sums are known to be
+    int32_t u;     // unit to be told of
+  };
 
   // A unit's sums are there, for this warp's part. Of all lanes one has added.
   TSRI_DEVICE_MEMBER void leave_sums() {
@@ -45,6 +55,45 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
       if (handed_out(u).b < 0) break;
       phase_wait(kAdded + 8 * slot_of(u), parity_of(u));
       tell(order, u);
+    }
+  }
+
+  // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
+  // one thread, where it is after that of the tiles of keys before: then the order of all additions is known beforehand.
+  // Whichever half is there first goes first, so that warpgroups need not go in step. Of unit u, from turn n on; returns
+  // the turn after its last.
+  TSRI_DEVICE_MEMBER void add_half(float *sum, uint32_t at, uint32_t bytes, uint32_t half) {
+    bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
+    bulk_commit();
+    bulk_wait_read();
+    phase_arrive(kEmptyD + 8 * half);
+  }
+  TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
+    Keys::template each_turn<true>(handed_out(u), [&](int32_t head, int32_t tile) {
+      const int32_t in_head = head * handed_out(u).head_sums + tile;
+      uint64_t *turn = args.order.turns + handed_out(u).turns + in_head;
+      float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
+      if (tile < handed_out(u).before) await_word(turn, static_cast<uint64_t>(handed_out(u).turn));
+      const uint32_t parity = static_cast<uint32_t>(n) & 1;
+      const uint32_t half = phase_first(kFullD, kFullD + 8, parity) ? 0 : 1;
+      add_half(sum, at, bytes, half);
+      phase_wait(kFullD + 8 * (half ^ 1), parity);
+      add_half(sum, at, bytes, half ^ 1);
+      bulk_wait();
+      release_word(turn, static_cast<uint64_t>(handed_out(u).turn) + 1);
+      ++n;
+    });
+    return n;
+  }
+  // Of all units of the block, by a warp.
+  TSRI_DEVICE_MEMBER void add_in_turn(const BackwardArgs &args, uint32_t at, uint32_t bytes) {
+    int32_t n = 0;
+    TSRI_NO_UNROLL
+    for (int32_t u = 0;; ++u) {
+      phase_wait(Keys::kFullW + 8 * slot_of(u), parity_of(u));
+      if (handed_out(u).b < 0) break;
+      if (fresh_thread_index() % 32 == 0) n = add_tiles(args, u, n, at, bytes);
+      tell(args.order, u);
     }
   }
 
@@ -99,13 +148,6 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
       if (r < rows) store_chunk(to + r * stride, shared_at<Chunk>(at + static_cast<uint32_t>(r) * 32).w);
   }
 
-  // What a warp that takes pieces remembers, in shared memory: the warps that load have 24 registers.
-  struct alignas(16) Taken {
-    int32_t n;     // first of the pieces
-    int32_t next;  // of those it takes next
-    int32_t there; // a set whose sums are known to be
-    int32_t u;     // unit to be told of
-  };
   TSRI_DEVICE_MEMBER int32_t parts_of(const SumOrder &sums, int32_t n, int pieces) {
     return kParts * smaller(pieces, 2 * sums.set_tiles * sums.sets - n);
   }

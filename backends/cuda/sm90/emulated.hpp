@@ -181,6 +181,23 @@ inline void wait_word(const uint64_t *word, uint64_t x) {
   emulated_wait_until(emulated_word_there, &wait);
 }
 
+struct EmulatedPhases {
+  EmulatedWait a, b;
+};
+inline bool emulated_any_over(const void *what) {
+  const EmulatedPhases &both = *static_cast<const EmulatedPhases *>(what);
+  return emulated_phase_over(&both.a) || emulated_phase_over(&both.b);
+}
+inline bool phase_first(uint32_t a, uint32_t b, uint32_t parity) {
+  const EmulatedPhases both = {{a, parity}, {b, parity}};
+  emulated_phase(a);
+  emulated_phase(b);
+  emulated_wait_until(emulated_any_over, &both);
+  return emulated_phase_over(&both.a);
+}
+inline void release_word(uint64_t *to, uint64_t x) { store_word(to, x); }
+inline void await_word(const uint64_t *word, uint64_t x) { wait_word(word, x); }
+
 struct EmulatedEither {
   EmulatedWord word;
   EmulatedWait phase;

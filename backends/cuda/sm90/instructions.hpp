@@ -95,6 +95,24 @@ TSRI_DEVICE bool phase_test(uint32_t offset, uint32_t parity) {
       : "memory");
   return any_lane(over != 0);
 }
+// Which of two phases of one parity ends, or has ended, first: true, that of a. By one thread.
+TSRI_DEVICE bool phase_first(uint32_t a, uint32_t b, uint32_t parity) {
+  uint32_t over;
+  do
+    asm volatile(
+        "{\n"
+        ".reg .pred p, q;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %3;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 q, [%2], %3;\n"
+        "selp.b32 %0, 2, 0, q;\n"
+        "@p mov.b32 %0, 1;\n"
+        "}"
+        : "=r"(over)
+        : "r"(shared_address(a)), "r"(shared_address(b)), "r"(parity)
+        : "memory");
+  while (over == 0);
+  return over == 1;
+}
 // Until a word that blocks share is at least x, or (false) it is not and that phase has ended. By a whole warp.
 TSRI_DEVICE bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t offset, uint32_t parity) {
   for (;;) {
@@ -106,6 +124,17 @@ TSRI_DEVICE bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t o
 // Until a word that blocks share is at least x.
 TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
   while (load_word(word) < x) asm volatile("nanosleep.u32 2000;");
+}
+
+// Who finds x, or what comes after it, sees what the thread has done before; and by one thread, until it finds that.
+TSRI_DEVICE void release_word(uint64_t *to, uint64_t x) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+TSRI_DEVICE void await_word(const uint64_t *word, uint64_t x) {
+  uint64_t found;
+  do
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(word) : "memory");
+  while (found < x);
 }
 
 // The box of `map` at the given coordinates (column, row, head, batch) into shared memory; counts its

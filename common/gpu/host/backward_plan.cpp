@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/geometry.h"
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/host/runtime.h"
 #include "common/gpu/key_work.hpp"
@@ -96,14 +97,32 @@ bool makes_direct(const Row &row, const tsr_problem &p) {
          p.seq_k <= row.tile_k && tsri_mul_sat(ceil_div(p.seq_q, row.tile_q), p.heads_q) <= kMostBlocks && !(p.arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K | TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
 }
 
+// Whether the last key is seen by some of the queries alone, as far as sizes tell.
+bool masks_queries(const tsr_problem &p) {
+  if (p.seq_k <= 0) return false;
+  const tsri_mask_rule rule = tsri_problem_rule(&p, p.seq_q, p.seq_k);
+  int64_t from = 0, to = 0;
+  tsri_mask_queries_of(&rule, p.seq_k - 1, p.seq_k, &from, &to);
+  return to - from < p.seq_q;
+}
+
 // KV heads of slots side by side, so that L2 holds their queries: Q, dO and sums of dQ.
-int32_t heads_together(const DeviceFacts &facts, const tsr_problem &p, bool sums) {
+int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   const bool packed = p.arrays & TSR_ARRAY_CU_Q;
   const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
   const int64_t heads = tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch);
   const int64_t shared =
       tsri_mul_sat(tsri_mul_sat(packed ? p.total_q : p.seq_q, group), 6 * p.dim_qk + 2 * p.dim_v);
-  const int64_t held = facts.l2_bytes / 8 * (sums ? kEngineEighthsSums : kEngineEighths) / max64(shared, 1);
+  int64_t held = facts.l2_bytes / 8 * (cut.sums ? kEngineEighthsSums : kEngineEighths) / max64(shared, 1);
+  if (cut.turns) {
+    // Tiles of keys that follow each other have to begin a turn or two apart: blocks begin `processors` of them in the
+    // time of one, and those between are other heads'. Of half of the queries where a mask leaves the other half out,
+    // and then the last ones are short. More than so much of L2 costs more than waiting does.
+    const int64_t turns = tsri_mul_sat(max64(ceil_div(p.seq_q, row.tile_q), 1), group);
+    const int64_t apart = ceil_div((masks_queries(p) ? 8 : 2) * int64_t{facts.processors}, turns);
+    const int64_t room = facts.l2_bytes / 32 * min64(cut.keys.tiles + 8, 64) / max64(shared, 1);
+    held = max64(held, min64(apart, room));
+  }
   return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), held)));
 }
 
@@ -144,6 +163,7 @@ struct Shares {
   uint64_t *next;
   gpu::SumPiece *pieces; // where the main kernel turns sums into dQ
   uint64_t *counts;
+  uint64_t *turns; // where sums are added to in turn
   float *weight; // of rows that have weights
   float *dq_sum;
 };
@@ -168,6 +188,8 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
         tsri_workspace_take(ws, int64_t{2} * cut.sets * cut.set_tiles, sizeof(gpu::SumPiece)));
     m.counts = static_cast<uint64_t *>(tsri_workspace_take(ws, 1 + 2 * int64_t{cut.sets}, sizeof(uint64_t)));
   }
+  if (cut.turns)
+    m.turns = static_cast<uint64_t *>(tsri_workspace_take(ws, cut.turns, sizeof(uint64_t)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(tsri_workspace_take(ws, cut.dq_floats, sizeof(float)));
   return m;
@@ -249,7 +271,7 @@ bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why)
 } // namespace
 
 int keys_entry(const Row &row, const BackwardCut &cut) {
-  return cut.direct ? kEntryDirect : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
+  return cut.direct ? kEntryDirect : cut.turns ? kEntryTurns : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
 }
 
 bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
@@ -262,7 +284,7 @@ bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem
     while (cut->stats_blocks > 1 && common_divisor(cut->stats_blocks, cut->stats.tiles) != 1) --cut->stats_blocks;
   }
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
-  cut->together = heads_together(facts, p, cut->sums);
+  cut->together = heads_together(facts, row, p, *cut);
   cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
@@ -275,7 +297,10 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t slots_q = packed_q ? 1 : p.batch, slots_k = packed_k ? 1 : p.batch;
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
-  cut->sums = queries && keys && row.entry[kEntryMain].function && p.determinism == TSR_DETERMINISM_DEFAULT;
+  // In turn, not batch-invariant: tiles of keys begin where the slot does, padding included.
+  const bool in_turn = p.determinism == TSR_DETERMINISM_DETERMINISTIC && row.entry[kEntryTurns].function;
+  cut->sums = queries && keys && row.entry[kEntryMain].function &&
+              (p.determinism == TSR_DETERMINISM_DEFAULT || in_turn);
   cut->direct = queries && keys && makes_direct(row, p);
   if (cut->direct) cut->sums = false;
   cut->rows = tsri_mul_sat(p.heads_q,
@@ -288,10 +313,11 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
                                    : tsri_mul_sat(p.batch, ceil_div(p.seq_q, row.tile_q));
     const int64_t sums = tsri_mul_sat(p.heads_q, tiles);
     if (cut->sums && !fits(sums, why)) return false;
+    if (cut->sums && in_turn) cut->turns = sums;
     cut->dq_floats = tsri_mul_sat(sums, int64_t{row.tile_q} * row.dim_qk);
   }
   // Of no sequence there is no row, whatever packed tensors hold.
-  if (p.batch == 0) cut->rows = cut->dq_floats = 0;
+  if (p.batch == 0) cut->rows = cut->dq_floats = cut->turns = 0;
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
@@ -373,6 +399,8 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     own.order.tile_k = plan.row->tile_k;
     own.order.direct = cut.direct;
     own.order.together = cut.together;
+    own.order.turns = shares.turns;
+    own.order.turn_count = static_cast<int32_t>(cut.turns);
     if (cut.ring)
       own.order.sums = gpu::SumOrder{shares.pieces, shares.counts, shares.counts + 1, shares.counts + 1 + cut.sets,
                                      cut.sets, cut.ring, cut.set_tiles};

@@ -48,6 +48,7 @@ struct BackwardCut {
   int32_t together;    // KV heads of slots that the main kernel of a row of the copy engine works on side by side
   int32_t sets, ring;  // see SumOrder in arguments.hpp; 0: dQ leaves its sums in a pass of its own
   int32_t set_tiles;
+  int64_t turns;       // tiles of these sums, where tiles of keys add to them in turn; 0: in any order
   bool direct;         // or from kEntryDirect
   bool converts;       // dO is converted first
 };
