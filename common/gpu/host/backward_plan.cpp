@@ -121,7 +121,8 @@ int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_probl
     const int64_t turns = tsri_mul_sat(max64(ceil_div(p.seq_q, row.tile_q), 1), group);
     const int64_t apart = ceil_div((masks_queries(p) ? 8 : 2) * int64_t{facts.processors}, turns);
     const int64_t room = facts.l2_bytes / 32 * min64(cut.keys.tiles + 8, 64) / max64(shared, 1);
-    held = max64(held, min64(apart, room));
+    held = max64(1, max64(held, min64(apart, room)));
+    held = ceil_div(heads, ceil_div(max64(heads, 1), held)); // and no few that are left for the end
   }
   return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), held)));
 }
