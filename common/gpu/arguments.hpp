@@ -175,11 +175,13 @@ struct KeyOrder {
   int32_t blocks;    // of the preparing kernel that find them: its first
   int32_t tiles;     // as BackwardArgs::tiles of the main kernel
   int32_t together;  // KV heads that are worked on side by side, so that L2 holds their queries
+  int32_t last;      // of the last heads as many at once, so that no long unit of them begins late
   int32_t tile_q, tile_k;
   int32_t direct;    // a unit has all keys of its head and makes the head's dQ: of every query tile
-  int32_t turn_count; // tiles of dq_sum of all heads
-  uint64_t *turns;    // [turn_count] tiles of keys up to the last one that was added, see KeyWork::turn; zero before the
-                      // main kernel. NULL: sums are added to in any order
+  int32_t passed_count; // tiles of dq_sum of all heads
+  // [passed_count] tile of keys after the last one that has added, see KeyWork::passed; zero before the main kernel.
+  // NULL: sums are added to in any order.
+  uint64_t *passed;
   SumOrder sums;
 };
 

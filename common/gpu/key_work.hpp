@@ -26,10 +26,11 @@ struct alignas(16) KeyWork {
   int64_t stats, head_stats; // row of stats of used query 0 of the group's first head; step to the next
   int32_t sums, head_sums;   // likewise of tiles of dq_sum or, order.direct, of the unit's own query tiles
   int32_t set;               // of sums, see SumOrder; also where there is nothing to do
-  // Where sums are added to in turn. Sequences and bands are such that a tile of queries is seen by tiles of keys that
-  // follow each other, so who comes before this unit at a tile is the tile of keys before, or nobody.
-  int32_t turns;  // as sums, of order.turns
-  int32_t turn;   // of this unit, in its slot: what it waits for, and leaves one more than
+  // Where sums are added to in a known order. Both ends of the queries that see a tile of keys grow with the keys as long
+  // as there is no prefix, so a tile of queries is seen by tiles of keys that follow each other: who comes before this
+  // unit at a tile of queries is the tile of keys before, or nobody.
+  int32_t passed; // as sums, of order.passed
+  int32_t tile;   // of keys, in its slot: the word that the unit waits for, and leaves one more than
   int32_t before; // query tiles from which on the tile of keys before has none
 };
 
@@ -56,13 +57,22 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const int64_t tiles = args.order.tiles, together = args.order.together;
   const int32_t tile_q = args.order.tile_q, tile_k = args.order.tile_k;
   const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  int64_t rest, column, g;
-  const int64_t section = divide(n, tiles * together, rest);
-  const int64_t tile = divide(rest, smaller(together, slots - section * together), column);
-  const int64_t batch = divide(section * together + column, p.heads_kv, g);
+  const int64_t earlier = slots - args.order.last; // heads that come before the last ones
+  int64_t rest, column, g, head;
+  int64_t beside = args.order.last; // heads of the unit's section, which begins with `head`
+  if (n < earlier * tiles) {
+    head = divide(n, tiles * together, rest) * together;
+    beside = smaller(together, earlier - head);
+  } else {
+    head = earlier;
+    rest = n - earlier * tiles;
+  }
+  const int64_t tile = divide(rest, beside, column);
+  head += column;
+  const int64_t batch = divide(head, p.heads_kv, g);
   KeyWork work = {};
   work.g = static_cast<int32_t>(g);
-  work.set = static_cast<int32_t>(section * together + column);
+  work.set = static_cast<int32_t>(head);
   Place place = {batch, static_cast<int32_t>(tile)};
   if (a.cu_k) place = find_packed(a.cu_k, p.index_dtype, p.total_k, p.batch, tile_k, tile, wave);
   work.b = static_cast<int32_t>(place.b);
@@ -85,15 +95,15 @@ TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const SumTiles sums = sum_tiles(p, a, tile_q, sequence.q.slot_begin, place.b);
   work.head_sums = static_cast<int32_t>(sums.head);
   work.sums = static_cast<int32_t>(sums.first + work.g * static_cast<int64_t>(call.group) * sums.head);
-  work.turns = work.sums;
-  work.turn = place.tile;
+  work.passed = work.sums;
+  work.tile = place.tile;
   if (args.order.sums.pieces)
     work.sums -= (work.set - work.set % args.order.sums.ring) * args.order.sums.set_tiles;
   TileRange seen = {0, ceil_div(static_cast<int32_t>(sequence.q.len), tile_q)};
   if (!args.order.direct) seen = queries_of_keys(rule, work.key0, work.key0 + tile_k, work.keys, tile_q);
   work.begin = seen.begin;
   work.count = seen.end - seen.begin;
-  if (args.order.turns) work.before = queries_of_keys(rule, work.key0 - tile_k, work.key0, work.keys, tile_q).end;
+  if (args.order.passed) work.before = queries_of_keys(rule, work.key0 - tile_k, work.key0, work.keys, tile_q).end;
   if (args.order.direct) {
     work.sums = 0;
     work.head_sums = work.count;
@@ -145,9 +155,9 @@ TSRI_DEVICE void find_units(const BackwardArgs &args) {
   }
   if (block_index() == 0 && thread_index() == 0) *args.order.next = 0;
   if (args.order.sums.pieces) find_pieces<kThreads>(args);
-  const int64_t threads = static_cast<int64_t>(args.order.blocks) * kThreads;
-  for (int64_t i = static_cast<int64_t>(block_index()) * kThreads + thread_index(); i < args.order.turn_count; i += threads)
-    args.order.turns[i] = 0;
+  for (int64_t i = static_cast<int64_t>(block_index()) * kThreads + thread_index(); i < args.order.passed_count;
+       i += static_cast<int64_t>(args.order.blocks) * kThreads)
+    args.order.passed[i] = 0;
 }
 
 } // namespace gpu

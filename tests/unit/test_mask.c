@@ -106,6 +106,46 @@ Test(mask, every_small_tile) {
               check_tiles(kinds[k], sides[l], sides[r], 1, prefix, sq, sk);
 }
 
+/* Tiles of keys of one length that a tile of queries is seen by follow each other, so that the one before has it exactly
+ * if that one's last tile of queries is not before it; what kernels that add tile after tile wait for. */
+static void check_neighbours(const tsri_mask_rule *rule, int64_t tile_q, int64_t tile_k, int64_t padding) {
+  int64_t seen[8] = {0}; /* tile of keys after the last one that the tile of queries was in */
+  int64_t t, i, before = 0;
+  for (t = 0; t * tile_k < padding + rule->sk; ++t) {
+    const int64_t first = t * tile_k - padding > 0 ? t * tile_k - padding : 0;
+    const int64_t end = (t + 1) * tile_k - padding < rule->sk ? (t + 1) * tile_k - padding : rule->sk;
+    int64_t from = 0, to = 0;
+    if (first < end) tsri_mask_queries_of(rule, first, end, &from, &to);
+    if (to <= from) from = to = 0;
+    for (i = from / tile_q; i * tile_q < to; ++i) {
+      cr_assert_eq(seen[i], i < before ? t : 0,
+                   "diagonal %lld, left %lld, right %lld, %lld x %lld, tiles %lld x %lld, padding %lld: (%lld, %lld)",
+                   (long long)rule->diagonal, (long long)rule->left, (long long)rule->right, (long long)rule->sq,
+                   (long long)rule->sk, (long long)tile_q, (long long)tile_k, (long long)padding, (long long)i,
+                   (long long)t);
+      seen[i] = t + 1;
+    }
+    before = (to + tile_q - 1) / tile_q;
+  }
+}
+
+Test(mask, tiles_of_keys_follow_each_other) {
+  static const int64_t sides[] = {TSR_UNBOUNDED, 0, 1, 4};
+  int64_t sq, sk, diagonal, tile_q, tile_k, padding;
+  size_t l, r;
+  for (sq = 0; sq <= 8; sq += 2)
+    for (sk = 0; sk <= 9; sk += 3)
+      for (diagonal = -9; diagonal <= 9; ++diagonal)
+        for (l = 0; l < 4; ++l)
+          for (r = 0; r < 4; ++r) {
+            const tsri_mask_rule rule =
+                tsri_mask_rule_make(TSR_WINDOW_EXPLICIT, sides[l], sides[r], diagonal, 0, sq, sk);
+            for (tile_q = 1; tile_q <= 3; ++tile_q)
+              for (tile_k = 1; tile_k <= 3; ++tile_k)
+                for (padding = 0; padding <= 4; ++padding) check_neighbours(&rule, tile_q, tile_k, padding);
+          }
+}
+
 Test(mask, corners_as_drawn) {
   /* The pictures at the top of mask.h. */
   tsri_mask_rule rule = tsri_mask_rule_make(TSR_WINDOW_TOP_LEFT, TSR_UNBOUNDED, 0, 0, 0, 3, 5);

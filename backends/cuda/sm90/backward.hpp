@@ -21,7 +21,7 @@ namespace gpu {
 
 // What is done about dQ: nothing, and backward_query.hpp makes it, and dS stays in registers; added to sums, in any
 // order or tile of keys after tile of keys; or written, where a block's keys are all that there are.
-enum class QueryGradient { kNone, kSums, kTurns, kDirect };
+enum class QueryGradient { kNone, kSums, kOrdered, kDirect };
 
 template <class E, int kTileQ_, int kDqk, int kDv, QueryGradient kGradient>
 struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
@@ -37,8 +37,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   using Keys::kO, Keys::kQ, Keys::kV, Keys::kStats, Keys::kStatBytes;
   using Keys::kEmpty, Keys::kEmptyV, Keys::kFullV, Keys::kGroupBarrier;
   using Keys::work, Keys::slot_of, Keys::parity_of;
-  static constexpr bool kSums = kGradient != QueryGradient::kNone, kInTurn = kGradient == QueryGradient::kTurns,
-                        kLater = kGradient == QueryGradient::kSums || kInTurn;
+  static constexpr bool kSums = kGradient != QueryGradient::kNone, kOrdered = kGradient == QueryGradient::kOrdered,
+                        kLater = kGradient == QueryGradient::kSums || kOrdered;
   // dQ^T: warpgroups over columns, or over queries where there are 64 columns.
   static constexpr int kPartQ = kDqk / 64 == kGroups ? kTileQ : kTileQ / kGroups;
   static_assert(kPartQ * 64 * kGroups == kTileQ * kDqk, "dQ is made of whole products");
@@ -87,13 +87,14 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   TSRI_DEVICE_MEMBER uint32_t part_of(int thread) { return kD + static_cast<uint32_t>(thread / 32) * kPartD; }
   // Until dQ of the turn before has left, by a warp.
   TSRI_DEVICE_MEMBER void await_room(int32_t n) {
-    phase_wait(Keys::kEmptyD + 8 * (static_cast<uint32_t>(fresh_thread_index()) / kWarpgroup), (static_cast<uint32_t>(n) & 1) ^ 1);
+    const uint32_t group = static_cast<uint32_t>(fresh_thread_index()) / kWarpgroup;
+    phase_wait(Keys::kEmptyD + 8 * group, (static_cast<uint32_t>(n) & 1) ^ 1);
   }
   TSRI_DEVICE_MEMBER void store_queries(const Sums &dq, int32_t n) {
     const int thread = fresh_thread_index();
     const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
-    if constexpr (kInTurn) await_room(n);
-    if (kLater && !kInTurn && thread % 32 == 0) bulk_wait_read();
+    if constexpr (kOrdered) await_room(n);
+    if (kLater && !kOrdered && thread % 32 == 0) bulk_wait_read();
     sync_wave();
     TSRI_UNROLL
     for (int c = 0; c < kPartQ / 16; ++c)
@@ -113,7 +114,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     sync_wave();
     const int thread = fresh_thread_index();
     if (thread % 32 != 0) return;
-    if constexpr (kInTurn) {
+    if constexpr (kOrdered) {
       phase_arrive(Keys::kFullD + 8 * (static_cast<uint32_t>(thread) / kWarpgroup));
       return;
     }
@@ -362,13 +363,13 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
       store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
-      if (kLater && !kInTurn) Keys::leave_sums();
+      if (kLater && !kOrdered) Keys::leave_sums();
       Keys::leave_work();
     }
     if constexpr (kLater) { // what the two other warps have not come to
       const int thread = fresh_thread_index();
       const uint32_t warp = static_cast<uint32_t>(thread) / 32;
-      if constexpr (kInTurn) await_room(n);
+      if constexpr (kOrdered) await_room(n);
       if (args.backward.order.sums.pieces)
         Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8,
                                                 kTakenAt + warp * 16);
@@ -381,7 +382,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       Keys::start_barriers(args, kLater);
       if constexpr (kLater) {
         for (uint32_t i = 0; i < kLeaving + kWarps; ++i) phase_init(kFullL + 8 * i, 1);
-        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kInTurn ? 4 : kWarps);
+        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kOrdered ? 4 : kWarps);
         for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kEmptyD + 8 * s, 1);
       }
       for (uint32_t s = 0; s < kStages; ++s) {
@@ -393,14 +394,14 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     sync_block();
     if (warp >= 4 * kGroups) {
       fewer_registers<24>();
-      Keys::template feed<kInTurn>(args);
+      Keys::template feed<kOrdered>(args);
       if constexpr (kLater) {
-        constexpr int more = kLeaving > 4 ? 4 : 2, less = kLeaving - more;
+        constexpr int more = kLeaving < 4 ? 2 : kOrdered ? 8 : 4, less = kLeaving - more;
         constexpr uint32_t mine = kTakenAt + kWarps * 16;
         if (fresh_thread_index() / 32 == kWarps + 2 && args.backward.order.sums.pieces)
           Keys::template finish_sums<4, more, false>(args.backward, kL, kFullL, mine);
-        if (kInTurn && fresh_thread_index() / 32 == kWarps + 3) {
-          Keys::add_in_turn(args.backward, kD, kPartD * 4);
+        if constexpr (kOrdered) {
+          if (fresh_thread_index() / 32 == kWarps + 3) Keys::add_ordered(args.backward, kD, kPartD * 4);
         } else if (fresh_thread_index() / 32 == kWarps + 3) {
           int32_t u = 0;
           if (args.backward.order.sums.pieces) {

@@ -119,11 +119,11 @@ struct EngineKeys {
 
   // ---------------------------------------------------------------------------------- loading
 
-  // body(head of the group, query tile) for every turn of a unit. kInTurn: where tiles of keys add to sums one after the
+  // body(head of the group, query tile) for every turn of a unit. kOrdered: where tiles of keys add to sums one after the
   // other, and so go the same way: the last queries first, which all tiles of keys of a causal head have.
-  template <bool kInTurn, class Body>
+  template <bool kOrdered, class Body>
   TSRI_DEVICE_MEMBER void each_turn(const KeyWork &w, const Body &body) {
-    if constexpr (kInTurn) {
+    if constexpr (kOrdered) {
       for (int32_t tile = w.begin + w.count - 1; tile >= w.begin; --tile)
         TSRI_NO_UNROLL
         for (int32_t head = 0; head < w.heads; ++head) {
@@ -138,7 +138,7 @@ struct EngineKeys {
   }
 
   // A unit of the block; its query tiles are turns n and following. By one thread. Returns the turn after them.
-  template <bool kInTurn>
+  template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t load_tiles(const Args &args, int32_t n) {
     const KeyWork &w = work_of<0>();
     const uint32_t again = (static_cast<uint32_t>(w.number) & 1) ^ 1;
@@ -151,7 +151,7 @@ struct EngineKeys {
       load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
       return n;
     }
-    each_turn<kInTurn>(w, [&](int32_t h, int32_t tile) {
+    each_turn<kOrdered>(w, [&](int32_t h, int32_t tile) {
       const uint32_t slot = slot_of(n);
       const int32_t row = w.q_row + tile * kTileQ, head = w.g * args.backward.call.group + h;
       phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
@@ -191,10 +191,10 @@ struct EngineKeys {
   }
 
   // As load_tiles, by one warp, which has few registers. Rows beyond the used part are as rows that see nothing.
-  template <bool kInTurn>
+  template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t load_stats(const Args &args, int32_t n) {
     const KeyWork &w = work_of<1>();
-    each_turn<kInTurn>(w, [&](int32_t head, int32_t tile) {
+    each_turn<kOrdered>(w, [&](int32_t head, int32_t tile) {
       const int lane = fresh_thread_index() % 32; // not what follows from it: registers
       const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
       const int32_t left = w.queries - tile * kTileQ;
@@ -323,7 +323,7 @@ struct EngineKeys {
 
   // The warps that do not multiply. What earlier kernels of the run made, units of work, stats and cleared sums, is
   // behind what they wait for; tensors were there before the first of these kernels began.
-  template <bool kInTurn>
+  template <bool kOrdered>
   TSRI_DEVICE_MEMBER void feed(const Args &args) {
     const int warp = thread_index() / 32 - kWarps;
     int32_t n = 0;
@@ -333,11 +333,11 @@ struct EngineKeys {
       // The first one too: others may wait for what becomes of it, and the block may come late.
       int32_t unit = next_unit(args.backward.order);
       while (hand_out(args.backward.order, unit)) {
-        if (thread_index() % 32 == 0) n = load_tiles<kInTurn>(args, n);
+        if (thread_index() % 32 == 0) n = load_tiles<kOrdered>(args, n);
         unit = next_unit(args.backward.order); // late, so that no block holds what another could begin
       }
     } else if (warp == 1) {
-      while (copy_work()) n = load_stats<kInTurn>(args, n);
+      while (copy_work()) n = load_stats<kOrdered>(args, n);
     }
   }
 

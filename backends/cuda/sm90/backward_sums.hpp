@@ -4,7 +4,8 @@
 // report which sums are all there, and turn those of whole sets (see SumOrder) into dQ and back into zeros. So sums
 // need memory for the sets under way alone, which L2 holds, and neither the kernel that clears them nor one that
 // reads them later moves them through slow memory. Only blocks that run have units or pieces, all are handed out in
-// order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own.
+// order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own. Where
+// additions have an order, one of the two warps makes them instead, and one turns sums.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
 
@@ -19,7 +20,8 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   using Keys::handed_out, Keys::slot_of, Keys::parity_of, Keys::number, Keys::arrive_warp;
   // Of a unit: all warps that multiply have added what they have.
   static constexpr uint32_t kAdded = Keys::kMore, kSumsMore = kAdded + 8 * 4;
-  // In their place where sums are added to in turn: a warpgroup's half of dQ is in shared memory; it has been read.
+  // In its place where sums are added to in a known order: a warpgroup's half of dQ is in shared memory; and, for
+  // itself: it has been read.
   static constexpr uint32_t kFullD = kAdded, kEmptyD = kFullD + 8 * 2;
   // 16 columns of a piece, as a warp has them: 64 queries.
   static constexpr uint32_t kPart = 16 * 64 * 4;
@@ -58,35 +60,38 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     }
   }
 
-  // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
-  // one thread, where it is after that of the tiles of keys before: then the order of all additions is known beforehand.
-  // Whichever half is there first goes first, so that warpgroups need not go in step. Of unit u, from turn n on; returns
-  // the turn after its last.
   TSRI_DEVICE_MEMBER void add_half(float *sum, uint32_t at, uint32_t bytes, uint32_t half) {
     bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
     bulk_commit();
     bulk_wait_read();
     phase_arrive(kEmptyD + 8 * half);
   }
+  // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
+  // one thread, where it is after that of the tile of keys before: then the order of all additions is known beforehand.
+  // Whichever half is there first goes first, so that warpgroups need not go in step. Of unit u, from turn n on; returns
+  // the turn after its last.
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
     Keys::template each_turn<true>(handed_out(u), [&](int32_t head, int32_t tile) {
       const int32_t in_head = head * handed_out(u).head_sums + tile;
-      uint64_t *turn = args.order.turns + handed_out(u).turns + in_head;
+      uint64_t *passed = args.order.passed + handed_out(u).passed + in_head;
       float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
-      if (tile < handed_out(u).before) await_word(turn, static_cast<uint64_t>(handed_out(u).turn));
+      if (tile < handed_out(u).before) {
+        await_word(passed, static_cast<uint64_t>(handed_out(u).tile));
+        fence_async_all();
+      }
       const uint32_t parity = static_cast<uint32_t>(n) & 1;
       const uint32_t half = phase_first(kFullD, kFullD + 8, parity) ? 0 : 1;
       add_half(sum, at, bytes, half);
       phase_wait(kFullD + 8 * (half ^ 1), parity);
       add_half(sum, at, bytes, half ^ 1);
       bulk_wait();
-      release_word(turn, static_cast<uint64_t>(handed_out(u).turn) + 1);
+      release_word(passed, static_cast<uint64_t>(handed_out(u).tile) + 1);
       ++n;
     });
     return n;
   }
   // Of all units of the block, by a warp.
-  TSRI_DEVICE_MEMBER void add_in_turn(const BackwardArgs &args, uint32_t at, uint32_t bytes) {
+  TSRI_DEVICE_MEMBER void add_ordered(const BackwardArgs &args, uint32_t at, uint32_t bytes) {
     int32_t n = 0;
     TSRI_NO_UNROLL
     for (int32_t u = 0;; ++u) {
@@ -164,17 +169,30 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     sync_wave();
   }
   template <bool kReports>
-  TSRI_DEVICE_MEMBER void wait_for_set(const KeyOrder &order, int32_t set, uint32_t state) {
-    const uint64_t units = static_cast<uint64_t>(order.tiles);
+  TSRI_DEVICE_MEMBER void wait_for(const KeyOrder &order, const uint64_t *count, uint64_t x, uint32_t state) {
     if constexpr (kReports) {
       for (;;) {
         const int32_t u = shared_at<Taken>(state).u;
-        if (wait_word_or_phase(order.sums.added + set, units, kAdded + 8 * slot_of(u), parity_of(u))) break;
+        if (wait_word_or_phase(count, x, kAdded + 8 * slot_of(u), parity_of(u))) break;
         tell_next(order, state);
       }
     } else {
-      wait_word(order.sums.added + set, units);
+      wait_word(count, x);
     }
+  }
+  // Whether all units of a set have added, and the sums that were in its place have left: if no unit has anything to
+  // add, none has waited for that. waits: until then.
+  template <bool kReports>
+  TSRI_DEVICE_MEMBER bool has_set(const KeyOrder &order, int32_t set, bool waits, uint32_t state) {
+    const SumOrder &sums = order.sums;
+    const int32_t before = set - sums.ring;
+    const uint64_t units = static_cast<uint64_t>(order.tiles), pieces = static_cast<uint64_t>(2 * sums.set_tiles);
+    if (waits) {
+      wait_for<kReports>(order, sums.added + set, units, state);
+      if (before >= 0) wait_for<kReports>(order, sums.freed + before, pieces, state);
+      return true;
+    }
+    return !any_lane(load_word(sums.added + set) < units || (before >= 0 && load_word(sums.freed + before) < pieces));
   }
 
   // Starts part i of pieces from n on, or, if others may wait for parts that are under way, false: not yet.
@@ -185,10 +203,7 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     const SumPiece &piece = sums.pieces[shared_at<Taken>(state).n + i / kParts];
     const int32_t set = piece.set;
     if (set != shared_at<Taken>(state).there) {
-      if (waits)
-        wait_for_set<kReports>(args.order, set, state);
-      else if (any_lane(load_word(sums.added + set) < static_cast<uint64_t>(args.order.tiles)))
-        return false;
+      if (!has_set<kReports>(args.order, set, waits, state)) return false;
       fence_device();
       fence_async_all();
       sync_wave();

@@ -106,25 +106,43 @@ bool masks_queries(const tsr_problem &p) {
   return to - from < p.seq_q;
 }
 
-// KV heads of slots side by side, so that L2 holds their queries: Q, dO and sums of dQ.
-int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
-  const bool packed = p.arrays & TSR_ARRAY_CU_Q;
+// Slots' KV heads, and bytes of what blocks share of one: its queries' Q, dO and sums of dQ.
+int64_t heads_of(const tsr_problem &p) { return tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch); }
+int64_t head_bytes(const tsr_problem &p) {
   const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
-  const int64_t heads = tsri_mul_sat(p.heads_kv, p.arrays & TSR_ARRAY_CU_K ? 1 : p.batch);
-  const int64_t shared =
-      tsri_mul_sat(tsri_mul_sat(packed ? p.total_q : p.seq_q, group), 6 * p.dim_qk + 2 * p.dim_v);
-  int64_t held = facts.l2_bytes / 8 * (cut.sums ? kEngineEighthsSums : kEngineEighths) / max64(shared, 1);
-  if (cut.turns) {
+  const int64_t queries = p.arrays & TSR_ARRAY_CU_Q ? p.total_q : p.seq_q;
+  return max64(tsri_mul_sat(tsri_mul_sat(queries, group), 6 * p.dim_qk + 2 * p.dim_v), 1);
+}
+
+// Heads side by side, so that L2 holds what blocks share of them.
+int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
+  const int64_t heads = max64(heads_of(p), 1);
+  int64_t held = max64(1, facts.l2_bytes / 8 * (cut.sums ? kEngineEighthsSums : kEngineEighths) / head_bytes(p));
+  if (cut.ordered) {
     // Tiles of keys that follow each other have to begin a turn or two apart: blocks begin `processors` of them in the
     // time of one, and those between are other heads'. Of half of the queries where a mask leaves the other half out,
     // and then the last ones are short. More than so much of L2 costs more than waiting does.
+    const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
     const int64_t turns = tsri_mul_sat(max64(ceil_div(p.seq_q, row.tile_q), 1), group);
     const int64_t apart = ceil_div((masks_queries(p) ? 8 : 2) * int64_t{facts.processors}, turns);
-    const int64_t room = facts.l2_bytes / 32 * min64(cut.keys.tiles + 8, 64) / max64(shared, 1);
-    held = max64(1, max64(held, min64(apart, room)));
-    held = ceil_div(heads, ceil_div(max64(heads, 1), held)); // and no few that are left for the end
+    const int64_t room = facts.l2_bytes / 32 * min64(int64_t{cut.keys.tiles} + 8, 64) / head_bytes(p);
+    held = max64(held, min64(apart, room));
+    held = ceil_div(heads, ceil_div(heads, held)); // and no few that are left for the end
   }
-  return static_cast<int32_t>(max64(1, min64(min64(heads, kMostBlocks), held)));
+  return static_cast<int32_t>(min64(min64(heads, kMostBlocks), held));
+}
+
+// Where a mask makes units of different lengths, so many heads are the last section that the longest of their units
+// begin before two units a block are left: a long one that begins last is waited for alone. Of short heads no more than
+// half of L2 holds; blocks of a long one go through its queries together.
+constexpr int64_t kLongTiles = 32;
+int32_t heads_last(const DeviceFacts &facts, const tsr_problem &p, const BackwardCut &cut) {
+  if (!masks_queries(p) || cut.keys.tiles == 0) return 0;
+  const int64_t heads = heads_of(p);
+  int64_t last = ceil_div(2 * int64_t{facts.processors}, cut.keys.tiles);
+  if (cut.keys.tiles < kLongTiles) last = min64(last, facts.l2_bytes / 2 / head_bytes(p));
+  last = max64(last, cut.together);
+  return static_cast<int32_t>(heads < 2 * last ? heads : last);
 }
 
 // Tiles of keys of a head from which on it pays that the main kernel turns sums into dQ itself.
@@ -142,13 +160,14 @@ bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
 }
 
 // Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes about as long
-// as a few units, and for those that are worked on side by side. Fewer than `together` + 2 could make blocks wait for
-// each other.
+// as a few units, and for those that are worked on side by side. Fewer than those and
+// two more could make blocks wait for each other.
 void cut_sums(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut) {
   if (!turns_sums(row, p, *cut)) return;
   const int64_t sets = p.heads_kv * (p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch);
   const int64_t tile = int64_t{row.tile_q} * row.dim_qk;
-  const int64_t under_way = 5 * int64_t{facts.processors} / cut->keys.tiles + 1 + 2 * cut->together;
+  const int64_t beside = max64(cut->together, cut->last);
+  const int64_t under_way = 5 * int64_t{facts.processors} / cut->keys.tiles + 1 + cut->together + beside;
   cut->sets = static_cast<int32_t>(sets);
   cut->ring = static_cast<int32_t>(min64(sets, under_way));
   cut->set_tiles = static_cast<int32_t>(cut->dq_floats / tile / sets);
@@ -164,7 +183,7 @@ struct Shares {
   uint64_t *next;
   gpu::SumPiece *pieces; // where the main kernel turns sums into dQ
   uint64_t *counts;
-  uint64_t *turns; // where sums are added to in turn
+  uint64_t *passed; // where sums are added to in a known order
   float *weight; // of rows that have weights
   float *dq_sum;
 };
@@ -189,8 +208,8 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
         tsri_workspace_take(ws, int64_t{2} * cut.sets * cut.set_tiles, sizeof(gpu::SumPiece)));
     m.counts = static_cast<uint64_t *>(tsri_workspace_take(ws, 1 + 2 * int64_t{cut.sets}, sizeof(uint64_t)));
   }
-  if (cut.turns)
-    m.turns = static_cast<uint64_t *>(tsri_workspace_take(ws, cut.turns, sizeof(uint64_t)));
+  if (cut.passed)
+    m.passed = static_cast<uint64_t *>(tsri_workspace_take(ws, cut.passed, sizeof(uint64_t)));
   if (cut.sums)
     m.dq_sum = static_cast<float *>(tsri_workspace_take(ws, cut.dq_floats, sizeof(float)));
   return m;
@@ -272,7 +291,7 @@ bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why)
 } // namespace
 
 int keys_entry(const Row &row, const BackwardCut &cut) {
-  return cut.direct ? kEntryDirect : cut.turns ? kEntryTurns : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
+  return cut.direct ? kEntryDirect : cut.ordered ? kEntryOrdered : row.engine.box_q && !cut.sums ? kEntryKeys : kEntryMain;
 }
 
 bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_reason *why) {
@@ -286,6 +305,7 @@ bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem
   }
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
   cut->together = heads_together(facts, row, p, *cut);
+  cut->last = heads_last(facts, p, *cut);
   cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
@@ -298,12 +318,13 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t slots_q = packed_q ? 1 : p.batch, slots_k = packed_k ? 1 : p.batch;
   memset(cut, 0, sizeof *cut);
   cut->converts = p.dout.dtype != row.dtype;
-  // In turn, not batch-invariant: tiles of keys begin where the slot does, padding included.
-  const bool in_turn = p.determinism == TSR_DETERMINISM_DETERMINISTIC && row.entry[kEntryTurns].function;
+  // Not batch-invariant: tiles of keys begin where the slot does, padding included.
+  const bool orders = p.determinism == TSR_DETERMINISM_DETERMINISTIC && row.entry[kEntryOrdered].function;
   cut->sums = queries && keys && row.entry[kEntryMain].function &&
-              (p.determinism == TSR_DETERMINISM_DEFAULT || in_turn);
+              (p.determinism == TSR_DETERMINISM_DEFAULT || orders);
   cut->direct = queries && keys && makes_direct(row, p);
   if (cut->direct) cut->sums = false;
+  cut->ordered = cut->sums && orders;
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->dq_columns = row.backward.chunk_qk;
@@ -314,11 +335,11 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
                                    : tsri_mul_sat(p.batch, ceil_div(p.seq_q, row.tile_q));
     const int64_t sums = tsri_mul_sat(p.heads_q, tiles);
     if (cut->sums && !fits(sums, why)) return false;
-    if (cut->sums && in_turn) cut->turns = sums;
+    if (cut->ordered) cut->passed = sums;
     cut->dq_floats = tsri_mul_sat(sums, int64_t{row.tile_q} * row.dim_qk);
   }
   // Of no sequence there is no row, whatever packed tensors hold.
-  if (p.batch == 0) cut->rows = cut->dq_floats = cut->turns = 0;
+  if (p.batch == 0) cut->rows = cut->dq_floats = cut->passed = 0;
   cut->row_blocks = min64(ceil_div(cut->rows, kRowsOfBlock), kRowBlocks);
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
@@ -400,8 +421,9 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     own.order.tile_k = plan.row->tile_k;
     own.order.direct = cut.direct;
     own.order.together = cut.together;
-    own.order.turns = shares.turns;
-    own.order.turn_count = static_cast<int32_t>(cut.turns);
+    own.order.last = cut.last;
+    own.order.passed = shares.passed;
+    own.order.passed_count = static_cast<int32_t>(cut.passed);
     if (cut.ring)
       own.order.sums = gpu::SumOrder{shares.pieces, shares.counts, shares.counts + 1, shares.counts + 1 + cut.sets,
                                      cut.sets, cut.ring, cut.set_tiles};

@@ -20,7 +20,7 @@ constexpr double kMergeCycles = 4500;     // last block of a unit: fence, counte
 constexpr double kMergePartCycles = 40;   // and for every part
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
 constexpr double kPlanesGain = 1.5;       // where float32 is split once, in shared memory
-constexpr double kInTurn = 1.08;          // where tiles of keys add to sums one after the other
+constexpr double kOrdered = 1.08;         // where tiles of keys add to sums one after the other
 constexpr double kForwardFit = 1.3;       // cycles that one H200 took of a forward row over those counted here
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
 constexpr double kBandBusy = 0.75;        // which this part of the multiprocessors can ask for
@@ -376,7 +376,7 @@ double backward_seconds(const DeviceFacts &facts, const Row &row, const tsr_reso
                               pass(keys, cut.keys.blocks, cut.keys.chunks,
                                    row.tile_q, row.tile_k, key_columns),
                               row.tile_q);
-  if (cut.turns) cycles *= kInTurn;
+  if (cut.ordered) cycles *= kOrdered;
   if (cut.stats_always)
     cycles += pass_cycles(facts, row,
                           pass(row.entry[kEntryStats], cut.stats.blocks, 1, t.query_q, t.query_k, 0),

@@ -35,7 +35,7 @@ struct Entry {
 // Of a backward row: kEntryMain makes dK and dV and adds to the float sums of dQ; kEntryStats finds LSE and
 // delta again; kEntryDq makes dQ by itself, without sums; kEntryBias makes dBias and exists in `any` rows. Rows of
 // the copy engine have kEntryKeys, which makes dK and dV alone, and may have no kEntryMain, or kEntryDirect, which
-// makes dK, dV and dQ where a tile of keys is all that a head has, and kEntryTurns, which is kEntryMain but that tiles of
+// makes dK, dV and dQ where a tile of keys is all that a head has, and kEntryOrdered, which is kEntryMain but that tiles of
 // keys add to sums one after the other.
 // What does not depend on the row is in backward_plan.h.
 enum {
@@ -45,7 +45,7 @@ enum {
   kEntryBias = 3,
   kEntryKeys = 4,
   kEntryDirect = 5,
-  kEntryTurns = 6,
+  kEntryOrdered = 6,
   kEntryCount = 7
 };
 

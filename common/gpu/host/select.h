@@ -46,9 +46,11 @@ struct BackwardCut {
   int64_t dq_floats;   // of these sums
   bool sums;           // dQ comes from float sums
   int32_t together;    // KV heads of slots that the main kernel of a row of the copy engine works on side by side
+  int32_t last;        // and of the last ones
   int32_t sets, ring;  // see SumOrder in arguments.hpp; 0: dQ leaves its sums in a pass of its own
   int32_t set_tiles;
-  int64_t turns;       // tiles of these sums, where tiles of keys add to them in turn; 0: in any order
+  bool ordered;        // tiles of keys add to them one after the other
+  int64_t passed;      // then: tiles of these sums
   bool direct;         // or from kEntryDirect
   bool converts;       // dO is converted first
 };
