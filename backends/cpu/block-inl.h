@@ -32,14 +32,20 @@ struct Keys {
   int64_t ld;
 };
 
+// Float32 rows a multiple of 1 KiB apart: a column of them falls into at most four sets of L1.
+HWY_INLINE bool shares_sets(const tsr_layout &layout) {
+  return layout.dtype == TSR_DTYPE_F32 && layout.stride[3] == 1 && layout.stride[2] % 256 == 0;
+}
+
 // Rows [row, row + n) of K or V of (b, g): in place if they are float32 rows at one distance, else
-// converted and packed into buffer. Rows a multiple of 1 KiB apart are packed too: a column of them
-// would fall into at most four sets of L1. line: room for n elements.
+// converted and packed into buffer. Rows that share sets of L1 are packed too, unless any_distance: the
+// caller reads whole lines, or few rows at a time. line: room for n elements.
 static HWY_NOINLINE HWY_MAYBE_UNUSED Keys load_keys(const tsri_pages &pages, const tsr_layout &layout,
                                    const void *base, size_t dim, int64_t b, int64_t g, int64_t row,
-                                   size_t n, float *buffer, float *line) {
+                                   size_t n, float *buffer, float *line,
+                                   bool any_distance = false) {
   const int64_t count = static_cast<int64_t>(n), *stride = layout.stride;
-  if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 && (stride[2] % 256 != 0 || n < 16) &&
+  if (layout.dtype == TSR_DTYPE_F32 && stride[3] == 1 && (any_distance || !shares_sets(layout) || n < 16) &&
       tsri_kv_run(&pages, row, count) == count) {
     return {static_cast<const float *>(base) + tsri_kv_offset(&pages, stride, b, g, row),
             stride[2]};

@@ -62,14 +62,14 @@ static int64_t rows_per_task(const tsr_resolved *problem, const tsri_cpu_kernels
   const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
   const int64_t share = tsri_mul_sat(rows, pairs) / runner->threads; /* of a thread */
   const int64_t half = most / 2;
-  /* Rows of K or V that share sets of L1: load_keys. */
-  const int copied = p->k.dtype == TSR_DTYPE_F32 && (p->k.stride[2] % 256 == 0 || p->v.stride[2] % 256 == 0);
+  /* Rows of K or V that share sets of L1: load_keys copies them, or they come from L2 every time. */
+  const int apart = p->k.dtype == TSR_DTYPE_F32 && (p->k.stride[2] % 256 == 0 || p->v.stride[2] % 256 == 0);
   int64_t fit = min64(max64(most, block), device->l2_bytes / 2 / row_bytes);
   most = max64(block, fit / block * block);
   /* Enough tasks for threads to balance: 16 each, for the last one of the slowest is what all wait
    * for, but from 8 on no fewer rows than let K and V pass without being felt. Not so many with AMX
    * tiles, of which each task packs V. */
-  if (copied) /* by each task: four tasks of a thread, for it costs what their balance brings */
+  if (apart) /* for each task: four tasks of a thread, for it costs what their balance brings */
     fit = min64(fit, ceil_div(max64(share / 4, 1), block) * block);
   else
     fit = min64(fit, amx ? share / 4 : max64(share / 16, min64(share / 8, half)));

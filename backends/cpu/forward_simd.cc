@@ -20,6 +20,7 @@
 #include "common/score.h"
 #include "convert-inl.h"
 #include "forward_task-inl.h"
+#include "output_rows-inl.h"
 #include "row_policy-inl.h"
 #include "score-inl.h"
 #include "tile-inl.h"
@@ -35,23 +36,30 @@ class ForwardTask : RowTask<kMaxVectors, false> {
       : RowTask(job, task, worker) {}
 
   void run() {
-    load_rows();
+    start_rows();
     const tsri_mask_row seen = seen_keys();
     const int64_t end = HWY_MAX(seen.prefix, seen.hi), step = job_.tiles.keys;
+    one_step_ = end <= step;
+    begun_ = 0;
+    in_rows_ = kOutputRows > 0 && in_place_ && dim_v_ % lanes_ == 0 &&
+               (shares_sets(p_.v) ? kOutputRowsApart : one_step_);
+    load_rows();
     for (int64_t j = 0; j < end; j += step) {
       // Steps stay cut at multiples of `step`; those between the prefix and the band are jumped
       // over.
       if (j >= seen.prefix && j + step <= seen.lo) j = seen.lo / step * step;
       step_keys(seen, j, HWY_MIN(j + step, rule_.sk));
     }
-    store_rows(dim_v_);
+    if (in_rows_)
+      finish_rows();
+    else
+      store_rows(dim_v_);
   }
 
  private:
-  // Q^T times the sign of the scale, and the state before the first key.
+  // Q^T times the sign of the scale, and O^T before the first key.
   void load_rows() {
-    start_rows();
-    memset(s_.o_t, 0, padded_rows() * dim_v_ * sizeof(float));
+    if (!in_rows_) memset(s_.o_t, 0, padded_rows() * dim_v_ * sizeof(float));
     for (size_t first = 0; first < rows_; first += block_) {
       const size_t width = block_lanes(first);
       for (size_t r = 0; r < width; r += kRows) {
@@ -78,9 +86,9 @@ class ForwardTask : RowTask<kMaxVectors, false> {
   }
 
   Keys operand(const tsr_layout &layout, const void *base, size_t dim, int64_t key, size_t n,
-               float *buffer) const {
+               float *buffer, bool any_distance) const {
     return load_keys(job_.pages, layout, base, dim, b_, g_, seq_.k.begin + key, n, buffer,
-                     s_.lines);
+                     s_.lines, any_distance);
   }
 
   // Folds keys [begin, end) into every block that sees some of them.
@@ -89,8 +97,8 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     size_t keys;
     trim_keys(seen, begin, end, 8, &key, &keys);
     if (keys == 0) return;
-    const Keys k = operand(p_.k, args_.k, dim_, key, keys, s_.k);
-    const Keys v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v);
+    const Keys k = operand(p_.k, args_.k, dim_, key, keys, s_.k, in_rows_);
+    const Keys v = operand(p_.v, args_.v, dim_v_, key, keys, s_.v, in_rows_);
     Block block;
     for (block.first = 0; block.first < rows_; block.first += block.width) {
       block.width = block_lanes(block.first);
@@ -157,12 +165,103 @@ class ForwardTask : RowTask<kMaxVectors, false> {
     if (NV > 2)
       hn::Store(Recurrence::new_sum(hn::Load(d, l + 2 * lanes), a2, t2), d, l + 2 * lanes);
     if (p_.dropout > 0) steps_.drop(score_tile_of(block, s_.s_t), job_.drop_key, s_.s_t);
+    if (in_rows_) {
+      if constexpr (kOutputRows > 0) output_in_rows<NV>(block, v, a0, a1, a2);
+      return;
+    }
     float *o = s_.o_t + block.first * dim_v_;
     if (zones.whole)
       output_tile<NV>(v.data, v.ld, n, s_.s_t, dim_v_, o, a0, a1, a2);
     else
       output_zones<NV>(v.data, v.ld, zones, s_.s_t, dim_v_, o, a0, a1, a2);
   }
+
+  // A row of O, or room for a lane that is none.
+  float *row_of_output(size_t row) {
+    return row < rows_ ? static_cast<float *>(args_.o) + offset_of(p_.o, row) : s_.o_t;
+  }
+
+  // Factors of one vector of rows, after their last key: finish_vector as numbers.
+  void factors(size_t row, float *factor, bool *empty) {
+    const DF d;
+    hn::Store(finish_vector(row), d, factor);
+    for (size_t t = 0; t < lanes_; ++t)
+      empty[t] = factor[t] == 0 && s_.l[row + t] == -__builtin_inff();
+  }
+
+  // The step of a block, from P^T in s_.s_t to rows of O.
+  template <int NV>
+  HWY_NOINLINE void output_in_rows(const Block &block, const Keys &v, VF a0, VF a1, VF a2) {
+    const DF d;
+    HWY_ALIGN float alpha[kMaxVectors * HWY_LANES(float)], factor[kMaxVectors * HWY_LANES(float)];
+    bool empty[kMaxVectors * HWY_LANES(float)];
+    const uint64_t bit = uint64_t{1} << (block.first / lanes_);
+    const bool first = (begun_ & bit) == 0;
+    begun_ |= bit;
+    hn::Store(a0, d, alpha);
+    if (NV > 1) hn::Store(a1, d, alpha + lanes_);
+    if (NV > 2) hn::Store(a2, d, alpha + 2 * lanes_);
+    if (one_step_)
+      for (size_t x = 0; x < block.width; x += lanes_)
+        factors(block.first + x, factor + x, empty + x);
+    constexpr size_t R = kOutputRows > 0 ? kOutputRows : 1;
+    OutputRows rows[kMaxVectors * HWY_LANES(float) / R];
+    size_t groups = 0;
+    for (size_t r = 0; r < block.live; r += R, ++groups) {
+      for (size_t t = 0; t < R; ++t) rows[groups].o[t] = row_of_output(block.first + r + t);
+      rows[groups].alpha = first ? nullptr : alpha + r;
+      rows[groups].factor = one_step_ ? factor + r : nullptr;
+      rows[groups].empty = empty + r;
+    }
+    for (size_t x = 0, left = dim_v_ / lanes_; left > 0;) {
+      // One vector alone has a load per product: 4 = 2 + 2.
+      const size_t take = left == 1 ? 1 : left == 2 || left == 4 ? 2 : 3;
+      for (size_t g = 0; g < groups; ++g) {
+        const size_t z = g * R / lanes_, from = block.zones.from[z];
+        const size_t n = block.zones.to[z] - from;
+        const float *vz = v.data + static_cast<int64_t>(from) * v.ld;
+        const float *p = s_.s_t + from * block.width + g * R;
+        if (take == 3)
+          output_rows_block<3, R>(vz, v.ld, n, p, block.width, x, rows[g]);
+        else if (take == 1)
+          output_rows_block<1, R>(vz, v.ld, n, p, block.width, x, rows[g]);
+        else
+          output_rows_block<2, R>(vz, v.ld, n, p, block.width, x, rows[g]);
+      }
+      left -= take;
+      x += take * lanes_;
+    }
+  }
+
+  // What store_rows does where rows of O have been summed in place.
+  void finish_rows() {
+    const DF d;
+    HWY_ALIGN float factor[HWY_LANES(float)];
+    bool empty[HWY_LANES(float)];
+    for (size_t first = 0; first < rows_; first += block_) {
+      const size_t width = block_lanes(first);
+      const bool begun = begun_ >> (first / lanes_) & 1;
+      if (begun && one_step_) continue;
+      for (size_t x = 0; x < width; x += lanes_) {
+        factors(first + x, factor, empty);
+        for (size_t t = 0; t < lanes_ && first + x + t < rows_; ++t) {
+          float *o = row_of_output(first + x + t);
+          const VF f = hn::Set(d, factor[t]);
+          if (!begun || empty[t])
+            memset(o, 0, dim_v_ * sizeof(float));
+          else
+            for (size_t y = 0; y < dim_v_; y += lanes_)
+              hn::StoreU(hn::Add(hn::Mul(hn::LoadU(d, o + y), f), hn::Zero(d)), d, o + y);
+        }
+      }
+    }
+    if (args_.lse) store_state(p_.lse.stride, args_.lse, s_.l);
+    if (args_.max_logit) store_state(p_.max_logit.stride, args_.max_logit, s_.m);
+  }
+
+  bool in_rows_;    // O is summed in the caller's rows, not in O^T
+  bool one_step_;   // no row of the task sees keys of a second step
+  uint64_t begun_;  // bit first / lanes of a block: its rows hold a sum
 };
 
 void forward(const tsri_cpu_forward *job, int64_t task, int32_t worker) {

@@ -250,10 +250,10 @@ class Driven:
         self.driver.peer_close()
 
 
-def take_turns(sides, seconds, rounds):
+def take_turns(sides, seconds, rounds, least):
     """Calls of the sides in turn, in an order that rotates; two rounds warm up, or one if it takes long."""
     times, turn, warm, end = {s.name: [] for s in sides}, 0, 2, None
-    while turn < warm + 3 or (turn < rounds and time.perf_counter() < end):
+    while turn < warm + least or (turn < rounds and time.perf_counter() < end):
         began = time.perf_counter()
         if turn == warm:
             end = began + seconds
@@ -285,7 +285,7 @@ def measure(torch, options, libraries, peers, shape):
     wanted = exact(torch, shape, t)
     errors = {s.name: worst_error(shape, wanted, s.got) for s in sides}
     bad = [n for n, e in errors.items() if not e <= BOUND[shape.dtype]]
-    times = take_turns(sides, options.seconds, options.rounds)
+    times = take_turns(sides, options.seconds, options.rounds, options.least)
     median = {n: statistics.median(x) for n, x in times.items()}
     words = [f"{text:38}"]
     for s in sides:
@@ -347,6 +347,7 @@ def main():
     parser.add_argument("--library", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--seconds", type=float, default=1.0, help="of turns per shape")
     parser.add_argument("--rounds", type=int, default=400, help="at most")
+    parser.add_argument("--least", type=int, default=3, help="rounds, however long they take")
     parser.add_argument("--lse", action="store_true", help="forward stores LSE, as PyTorch always does")
     parser.add_argument("--no-torch", action="store_true", help="the libraries among themselves")
     parser.add_argument("--json", help="append records, one a line")

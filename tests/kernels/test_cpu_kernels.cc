@@ -19,6 +19,7 @@
 #include "hwy/highway.h"
 
 #include "backends/cpu/convert-inl.h"
+#include "backends/cpu/output_rows-inl.h"
 #include "backends/cpu/row_policy-inl.h"
 #include "backends/cpu/score-inl.h"
 #include "backends/cpu/tile-inl.h"
@@ -300,6 +301,49 @@ static void test_zones() {
   }
 }
 
+// Outputs in rows against outputs in lanes, to the bit: the first step of a row, one that follows, the last
+// one; n = 0 of an empty row. Rows of O lie apart, and nothing beside them is written.
+static void test_output_rows() {
+  constexpr size_t R = kOutputRows > 0 ? kOutputRows : 1;
+  const DF d;
+  const size_t lanes = hn::Lanes(d), dim = 3 * lanes, ld = dim + 5, apart = dim + 3;
+  if (21 * ld > kMost || R * apart > kMost) return;
+  HWY_ALIGN_MAX static float p[kMost], o_t[kMost], alphas[HWY_MAX_BYTES / sizeof(float)];
+  for (size_t i = 0; i < kMost; ++i) in_[i] = kernel_uniform(14, i, -1, 1);
+  for (size_t i = 0; i < kMost; ++i) p[i] = kernel_uniform(15, i, 0, 1);
+  for (size_t i = 0; i < kMost; ++i) o_t[i] = kernel_uniform(16, i, -1, 1);
+  for (size_t r = 0; r < lanes; ++r) alphas[r] = 0.5f + (float)r;
+  for (size_t n : {size_t{0}, size_t{1}, size_t{8}, size_t{21}})
+    for (int code = 0; code < 8; ++code) {
+      const bool follows = code & 1, ends = code & 2, empty = code & 4;
+      const VF alpha = follows ? hn::Load(d, alphas) : hn::Zero(d);
+      for (size_t r0 = 0; r0 + R <= lanes; r0 += R) {
+        for (size_t i = 0; i < kMost; ++i) other_[i] = -7.0f;
+        OutputRows rows;
+        bool none[R];
+        for (size_t r = 0; r < R; ++r) {
+          rows.o[r] = other_ + r * apart;
+          none[r] = empty && r % 2;
+          for (size_t x = 0; x < dim; ++x) rows.o[r][x] = o_t[x * lanes + r0 + r];
+        }
+        rows.alpha = follows ? alphas + r0 : nullptr;
+        rows.factor = ends ? alphas + r0 : nullptr;
+        rows.empty = none;
+        output_rows_block<2, R>(in_, static_cast<int64_t>(ld), n, p + r0, lanes, 0, rows);
+        output_rows_block<1, R>(in_, static_cast<int64_t>(ld), n, p + r0, lanes, 2 * lanes, rows);
+        memcpy(out_, o_t, dim * lanes * sizeof(float));
+        output_tile<1>(in_, static_cast<int64_t>(ld), n, p, dim, out_, alpha, alpha, alpha);
+        for (size_t r = 0; r < R; ++r)
+          for (size_t x = 0; x < apart; ++x) {
+            float want = x < dim ? out_[x * lanes + r0 + r] : -7.0f;
+            if (x < dim && ends) want = none[r] ? 0.0f : want * alphas[r0 + r];
+            kernel_check(other_[r * apart + x] == want, "output rows, n %zu, code %d: %g, not %g", n,
+                         code, other_[r * apart + x], want);
+          }
+      }
+    }
+}
+
 // Whole groups of rows, some of them one and the same, into columns and back.
 static void test_rows() {
   const DF d;
@@ -345,6 +389,7 @@ void run_all() {
   test_lines();
   test_micro_kernels();
   test_zones();
+  test_output_rows();
   test_rows();
   test_transposes();
 }
