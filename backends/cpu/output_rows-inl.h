@@ -2,8 +2,8 @@
 //
 // Outputs with lanes along the head dimension, per Highway target: O += P V on rows of O where the
 // caller has them. An element of P^T is broadcast, rows of V are loaded as vectors: whole lines, so
-// that V needs no copy whatever the distance of its rows, and O is neither cleared nor turned. Every
-// element is the same sum, in the same order, as output_block of tile-inl.h computes.
+// that V needs no copy whatever the distance of its rows, and O is neither cleared nor turned.
+// Every element is the same sum, in the same order, as output_block of tile-inl.h computes.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -77,11 +77,11 @@ static HWY_NOINLINE void output_rows_block(const float *HWY_RESTRICT v, int64_t 
                           : hn::Add(hn::Mul(sum, hn::Set(d, rows.factor[i])), hn::Zero(d));
     hn::StoreU(sum, d, o);
   };
-  #define TSRI_FINISH(i)                                  \
-    if constexpr (i < MR) {                               \
-      join(i, 0, a##i##0);                                \
-      if constexpr (NV > 1) join(i, lanes, a##i##1);      \
-      if constexpr (NV > 2) join(i, 2 * lanes, a##i##2);  \
+  #define TSRI_FINISH(i)                                 \
+    if constexpr (i < MR) {                              \
+      join(i, 0, a##i##0);                               \
+      if constexpr (NV > 1) join(i, lanes, a##i##1);     \
+      if constexpr (NV > 2) join(i, 2 * lanes, a##i##2); \
     }
   TSRI_EACH_ROW(TSRI_FINISH)
   #undef TSRI_FINISH

@@ -30,7 +30,9 @@ tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops,
   const double of_thread = 2.5e6, of_byte = 15; /* a core computes so much while it reads a byte */
   const double work = flops > bytes * of_byte ? flops : bytes * of_byte;
   tsri_cpu_runner limited = *runner;
-  if (!runner->caller && work < of_thread * runner->threads)
+  /* A team of another size than the last one's is made anew: for libgomp threads end, or start. So all of them or
+   * few, and nothing between a quarter and all. */
+  if (!runner->caller && (work < of_thread * runner->threads / 4 || work < 2 * of_thread))
     limited.threads = work > of_thread ? (int32_t)(work / of_thread) : 1;
   return limited;
 }
@@ -69,7 +71,7 @@ int tsri_cpu_run(const tsri_cpu_runner *runner,
   if (runner->caller) return runner->caller->run(runner->caller->user, task, arg, count);
 #ifdef _OPENMP
   if (runner->threads > 1 && count > 1 && !omp_in_parallel()) {
-    const int64_t most = runner->threads < count ? runner->threads : count;
+    const int64_t most = runner->threads; /* also for fewer tasks: runner_for's reason */
     queue queues[most_queues];
     int64_t q;
     if (most > most_queues) {

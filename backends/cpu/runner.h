@@ -17,8 +17,8 @@ typedef struct tsri_cpu_runner {
 /* The runner that a host asks for. */
 tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host);
 
-/* The same with no more threads than so much work is worth waking: at 10 to 20 microseconds of it each,
- * which is what a sleeping thread costs. flops: operations; bytes: slow-memory traffic. A caller's
+/* The same, with fewer threads if so much work is not worth waking them: one per 10 to 20 microseconds of it,
+ * which is what a sleeping thread costs, if that is less than a quarter of them, else all. flops: operations; bytes: slow-memory traffic. A caller's
  * runner stays as it is. */
 tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops, double bytes);
 

@@ -250,7 +250,7 @@ class Driven:
         self.driver.peer_close()
 
 
-def take_turns(sides, seconds, rounds, least):
+def take_turns(sides, seconds, rounds, least=3):
     """Calls of the sides in turn, in an order that rotates; two rounds warm up, or one if it takes long."""
     times, turn, warm, end = {s.name: [] for s in sides}, 0, 2, None
     while turn < warm + least or (turn < rounds and time.perf_counter() < end):

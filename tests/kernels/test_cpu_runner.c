@@ -77,7 +77,8 @@ int main(void) {
   check_all_seen(&t, 1, "no index of none");
 
   check(tsri_cpu_runner_for(&runner, 1e12, 0).threads == 3, "threads for much work");
-  check(tsri_cpu_runner_for(&runner, 6e6, 0).threads == 2, "threads for a little work");
+  check(tsri_cpu_runner_for(&runner, 4e6, 0).threads == 1, "threads for a little work");
+  check(tsri_cpu_runner_for(&runner, 6e6, 0).threads == 3, "all threads from a quarter of their work on");
   check(tsri_cpu_runner_for(&runner, 0, 1e9).threads == 3, "threads for much memory");
   check(tsri_cpu_runner_for(&runner, 0, 0).threads == 1, "threads for nothing");
 
@@ -94,6 +95,11 @@ int main(void) {
     check_all_seen(&each[mine_is], 1, "every index once inside a parallel region");
   }
   check(region >= 1, "parallel region ran");
+
+  host.threads = 64;
+  runner = tsri_cpu_runner_of(&host);
+  check(tsri_cpu_runner_for(&runner, 39e6, 0).threads == 15, "few threads below a quarter");
+  check(tsri_cpu_runner_for(&runner, 41e6, 0).threads == 64, "never between a quarter and all");
 
   host.threads = 0;
   runner = tsri_cpu_runner_of(&host);

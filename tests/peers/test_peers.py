@@ -75,6 +75,25 @@ class PeersTest(unittest.TestCase):
             with self.assertRaises(argparse.ArgumentTypeError):
                 cpu_pairs.shape_of(wrong)
 
+    def test_pairs_table(self):
+        path = os.path.join(self.folder, "cells.jsonl")
+        sides = {"new": 2.0, "torch": 5.0, "onednn": 1.5, "ggml": 8.0}
+        one = {"what": "cpu pairs", "shape": "forward:f32:8x128x64:full", "threads": 2,
+               "sides": {n: {"median_s": x} for n, x in sides.items()}}
+        later = dict(one, shape="forward:f32:8x128x32:causal", sides={n: {"median_s": x} for n, x in {
+            "new": 1.0, "openblas": 1.25}.items()})
+        twice = dict(one, shape="forward:f32:8x256x64:full", sides={n: {"median_s": 1.0} for n in ("a", "b", "torch")})
+        with open(path, "w", encoding="utf-8") as out:
+            for record in (one, later, twice):
+                out.write(json.dumps(record) + "\n")
+        done = self.script("pairs_table.py", path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| 128 | full | 8 |  | **0.75 d** |", done.stdout)
+        self.assertIn("| 128 | causal | 8 | 1.25 b |  |", done.stdout)
+        self.assertNotIn("256", done.stdout)  # two builds: no one ratio
+        self.assertIn("onednn: 1 shapes, geometric mean 0.75, least 0.75; 1 below 1.2, 1 below 1", done.stdout)
+        self.assertIn("torch: 1 shapes, geometric mean 2.50, least 2.50; 0 below 1.25, 0 below 1", done.stdout)
+
     def test_turns_rotate_and_warm_up(self):
         calls = []
 
@@ -87,6 +106,8 @@ class PeersTest(unittest.TestCase):
         times = cpu_pairs.take_turns([Side("a"), Side("b")], 0, 9)
         self.assertEqual({n: len(t) for n, t in times.items()}, {"a": 3, "b": 3})
         self.assertEqual("".join(calls), "abbaabbaab")
+        times = cpu_pairs.take_turns([Side("a")], 0, 9, least=1)
+        self.assertEqual(len(times["a"]), 1)
 
     def test_bad_options(self):
         for arguments in (("--peers", "abacus"), ("--lengths", "0"), ("--masks", "window"),
