@@ -75,7 +75,8 @@ class BackwardTask : protected BackwardBlock {
         const int64_t chunks = tsri_cpu_chunk_count(&job_.tiles, seq_.k.len);
         const int64_t c1 = job_.owners_c > 1 ? HWY_MIN(c0 + 1, chunks) : chunks;
         for (int64_t c = c0; c < c1; ++c) run_chunk(c);
-        if (want_q_ && chunks == 1) store_query_rows(0, rows_);
+        // Tasks of chunks that a sequence does not have leave dQ to the one that made its share.
+        if (want_q_ && chunks == 1 && c0 == 0) store_query_rows(0, rows_);
       }
   }
 
