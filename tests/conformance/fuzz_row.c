@@ -140,6 +140,8 @@ static void draw_cache(dice *d, fuzz_row *f) {
   }
   if (c->q8) c->group = "all8"; /* for coverage.def */
   if (c->q8) c->scale_rows = c->packed_q || c->packed_k || c->left_q || c->left_k ? 0 : PICK(d, 0, 0, 128, 1);
+  /* Rows that sequences share have the scale of sequence 0, and a page may have but one. */
+  if (c->page_size && c->scale_rows != 1) c->share -= c->share % c->page_size;
   c->forward_only = true;
 }
 

@@ -9,7 +9,9 @@
 #include <string.h>
 
 #include "conformance.h"
+#include "tests/support/backends.h"
 #include "tests/support/compare.h"
+#include "tests/support/neighbours.h"
 #include "tests/support/numeric.h"
 #include "tests/support/tensor.h"
 
@@ -68,6 +70,54 @@ Test(comparer, errors_and_bounds) {
   cr_assert_gt(tsr_error_ratio(&e, &bound), 1);
   tsr_dense_destroy(&a);
   tsr_dense_destroy(&b);
+}
+
+Test(comparer, joined_errors) {
+  const double ref[] = {1, -2, 0.5, 0}, x[] = {1, -2.25, 0.5, 0}, y[] = {1.5, -2, 0.5, 0};
+  tsr_dense r = of(4, ref), a = of(4, x), b = of(4, y);
+  tsr_error one = tsr_error_measure(&a, &r, TSR_DTYPE_F32, false), all = {0};
+  tsr_error two = tsr_error_measure(&b, &r, TSR_DTYPE_F32, false);
+  tsr_error_join(&all, &one);
+  cr_assert(all.max == one.max && all.rms == one.rms && all.effective == one.effective);
+  tsr_error_join(&all, &two);
+  cr_assert(all.max == 0.5 && all.finite == 8 && all.problems == 2);
+  cr_assert_float_eq(all.rms, sqrt((0.0625 + 0.25) / 8), 1e-15);
+  /* One element of either problem carries the error: of two problems one and a half, at most three. */
+  cr_assert(all.effective > 0.5 && all.effective <= one.effective);
+  tsr_dense_destroy(&r), tsr_dense_destroy(&a), tsr_dense_destroy(&b);
+}
+
+/* Where one element carries it, the baseline's error is luck. Neighbours must neither miss what it is off by over
+ * many draws of the problem nor exaggerate it, and a term that is left out must still fail. */
+Test(comparer, luck_of_the_baseline) {
+  static const tsr_dtype dtypes[TSR_OUTPUT_COUNT] = {TSR_DTYPE_BF16, TSR_DTYPE_F32,  TSR_DTYPE_F32, TSR_DTYPE_BF16,
+                                                     TSR_DTYPE_BF16, TSR_DTYPE_BF16, TSR_DTYPE_F32, TSR_DTYPE_F32};
+  const uint32_t passes = TSR_PASS_FORWARD | TSR_PASS_BACKWARD;
+  enum { DRAWS = 40 };
+  tsr_case row = *tsr_case_find("grad_alike_keys_few");
+  double own = 0, near = 0, least = (double)INFINITY, most = 0;
+  int n;
+  for (n = 0; n < DRAWS; ++n) {
+    char why[256] = "";
+    tsr_inputs in;
+    tsr_results ref, naive;
+    tsr_error error, joined[TSR_OUTPUT_COUNT];
+    row.seed = (uint64_t)n;
+    cr_assert(tsr_inputs_create(&in, &row, TSR_DTYPE_BF16));
+    cr_assert(tsr_backends_truth(NULL, &in, TSR_TRUTH_REF64, passes, &ref, why, sizeof why), "%s", why);
+    cr_assert(tsr_backends_truth(NULL, &in, TSR_TRUTH_NAIVE, passes, &naive, why, sizeof why), "%s", why);
+    cr_assert(tsr_neighbours_measure(NULL, &in, passes, dtypes, joined, why, sizeof why), "%s", why);
+    error = tsr_error_measure(&naive.out[TSR_OUTPUT_DQ], &ref.out[TSR_OUTPUT_DQ], TSR_DTYPE_BF16, false);
+    cr_assert_eq(joined[TSR_OUTPUT_DQ].problems, TSR_NEIGHBOURS);
+    cr_assert_eq(joined[TSR_OUTPUT_DBIAS].problems, 0); /* the noise has no gradient */
+    least = fmin(least, error.max), most = fmax(most, error.max);
+    own += error.squares, near += joined[TSR_OUTPUT_DQ].squares / TSR_NEIGHBOURS;
+    tsr_results_destroy(&ref);
+    tsr_results_destroy(&naive);
+    tsr_inputs_destroy(&in);
+  }
+  cr_assert_lt(least, 0.02 * most, "%g %g", least, most); /* luck */
+  cr_assert(near > own / 2 && near < own * 2, "%g %g", near, own);
 }
 
 Test(comparer, rows_that_must_be_zero) {

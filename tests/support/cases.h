@@ -103,7 +103,8 @@ typedef struct tsr_case {
   bool no_bound;     /* packed: seq_q and seq_k of the problem are 0 */
   int64_t lead;      /* rows of packed tensors before the first slot */
   int64_t page_size; /* paged keys; needs len_k */
-  int64_t share;     /* rows at the start of every sequence that use sequence 0's pages */
+  int64_t share;     /* rows at the start of every sequence that use sequence 0's pages; whole pages where
+                        rows share scales */
 
   /* Scores. */
   float scale, softcap;

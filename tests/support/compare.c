@@ -33,12 +33,19 @@ static bool special(double x, double ref, tsr_dtype dtype, bool allow_nan, bool 
   return false;
 }
 
+/* Elements of one problem that carry the error. */
+static double effective_of(const tsr_error *e) {
+  const double distinct = (double)e->distinct;
+  const double all = e->fourths > 0 ? fmin(distinct, 3 * e->squares * e->squares / e->fourths) : distinct;
+  return e->problems > 1 ? all / (double)e->problems : all;
+}
+
 tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype dtype,
                             bool allow_nan) {
   tsr_error e = {0};
   int64_t i, count = tsr_dense_count(ref);
   double sum = 0, fourth = 0, ref_sum = 0;
-  e.broken = -1;
+  e.broken = -1, e.problems = 1;
   for (i = 0; i < count; ++i) {
     bool broken;
     double d;
@@ -59,9 +66,19 @@ tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype 
     e.rms = sqrt(sum / (double)e.finite);
     e.ref_rms = sqrt(ref_sum / (double)e.finite);
   }
-  e.effective = (double)e.distinct;
-  if (fourth > 0) e.effective = fmin(e.effective, 3 * sum * sum / fourth);
+  e.squares = sum, e.fourths = fourth;
+  e.effective = effective_of(&e);
   return e;
+}
+
+void tsr_error_join(tsr_error *to, const tsr_error *more) {
+  to->max = fmax(to->max, more->max);
+  to->ref_max = fmax(to->ref_max, more->ref_max);
+  to->squares += more->squares, to->fourths += more->fourths;
+  to->finite += more->finite, to->distinct += more->distinct;
+  to->problems += more->problems;
+  to->rms = to->finite ? sqrt(to->squares / (double)to->finite) : 0;
+  to->effective = effective_of(to);
 }
 
 double tsr_dense_largest(const tsr_dense *dense) {

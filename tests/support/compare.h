@@ -29,6 +29,8 @@ typedef struct tsr_error {
   int64_t distinct;        /* of them, those that do not repeat the row before in the reference */
   double effective;        /* of distinct, as many as carry the error: 3 (sum d^2)^2 / sum d^4, which is n for
                               n normal errors and less when a few large ones stand for all */
+  double squares, fourths; /* sums of d^2 and d^4 */
+  int64_t problems;        /* that were measured: 1, or as many as were joined */
   int64_t worst;           /* index of the largest error */
   int64_t broken;          /* first element that disagrees about NaN or infinity; -1: none */
 } tsr_error;
@@ -37,6 +39,10 @@ typedef struct tsr_error {
  * be met by an infinity. allow_nan: NaN on both sides is agreement, else it is broken too. */
 tsr_error tsr_error_measure(const tsr_dense *x, const tsr_dense *ref, tsr_dtype dtype,
                             bool allow_nan);
+
+/* Joins the errors of the same output of another problem, or of none yet (all zero): the largest of both, the RMS
+ * over both, and effective as of one problem. */
+void tsr_error_join(tsr_error *to, const tsr_error *more);
 
 typedef struct tsr_bound {
   double max, rms;
