@@ -228,6 +228,20 @@ static void draw_scores(dice *d, fuzz_row *f) {
   if (c->dist == TSR_DIST_NORMAL && chance(d, 30)) c->amplitude = (double)PICK(d, 1, 2, 4, 8) / 4;
 }
 
+/* What came later; drawn last, so that older seeds stay what they were but for this. */
+static void draw_more(dice *d, fuzz_row *f) {
+  tsr_case *c = &f->row;
+  uint8_t *same[] = {&c->layout_q, &c->layout_k, &c->layout_v, &c->layout_dout};
+  if (chance(d, 15)) c->grad_wide = (uint32_t)roll(d, 1, 15);
+  c->dout_f32 = chance(d, 10);
+  if (c->cache && chance(d, 40)) c->scale_over = (uint32_t)roll(d, 1, 3);
+  if (c->page_size && chance(d, 30)) c->page_gap = roll(d, 1, 9);
+  c->alibi_negative = c->alibi && chance(d, 30);
+  c->rng_array = c->dropout > 0 && chance(d, 40);
+  if (c->layout < TSR_PATTERN_HUGE_BATCH && !c->page_size && !c->share && chance(d, 6))
+    *same[roll(d, 0, 3)] = (uint8_t)(1 + (chance(d, 50) ? TSR_PATTERN_SAME_SEQ : TSR_PATTERN_SAME_DIM));
+}
+
 void fuzz_row_make(fuzz_row *f, uint64_t seed) {
   dice d = {seed, 0};
   tsr_case *c = &f->row;
@@ -251,6 +265,7 @@ void fuzz_row_make(fuzz_row *f, uint64_t seed) {
   c->determinism = (tsr_determinism)PICK(&d, 0, 0, 0, 1, 2);
   if (!tsr_inputs_grads(c)) c->forward_only = true;
   draw_cache(&d, f);
+  draw_more(&d, f);
 }
 
 void fuzz_row_copy(fuzz_row *to, const fuzz_row *from) {
@@ -277,6 +292,8 @@ typedef struct field {
 #define FIELD(name, type) {#name, offsetof(tsr_case, name), sizeof(((tsr_case *)0)->name), type}
 static const field fields[] = {
     FIELD(index_i64, INTEGER),   FIELD(o_f32, INTEGER),       FIELD(grad_f32, INTEGER),
+    FIELD(grad_wide, INTEGER),   FIELD(dout_f32, INTEGER),    FIELD(scale_over, INTEGER),
+    FIELD(page_gap, INTEGER),    FIELD(rng_array, INTEGER),   FIELD(alibi_negative, INTEGER),
     FIELD(determinism, INTEGER), FIELD(alignment, INTEGER),   FIELD(layout, INTEGER),
     FIELD(layout_q, INTEGER),    FIELD(layout_k, INTEGER),    FIELD(layout_v, INTEGER),
     FIELD(layout_o, INTEGER),    FIELD(layout_lse, INTEGER),  FIELD(layout_dout, INTEGER),

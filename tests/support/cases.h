@@ -87,9 +87,12 @@ typedef struct tsr_case {
                       their values are exact in every dtype; 0: as Q */
   bool q8;         /* with cache: Q too is of its type */
   bool odd_scales; /* a third of the scales is negative, a third 0 */
+  uint32_t scale_over; /* TSR_OVER_B, TSR_OVER_H: axes of the scales that have a stride of 0 */
   int64_t scale_rows; /* rows that share a scale, 0: all (of a page); 0 or 1 when packed or left padded */
   bool o_f32;      /* F32 output whatever the inputs are */
   bool grad_f32;
+  uint32_t grad_wide; /* TSR_GRAD bits: gradients that are F32 whatever the inputs are */
+  bool dout_f32;      /* F32 dO of an O that has 16 bits */
   bool index_i64;
   tsr_pattern layout; /* of every tensor; layout_x, when set, of one (a pattern + 1) */
   uint8_t layout_q, layout_k, layout_v, layout_o, layout_lse, layout_dout;
@@ -103,6 +106,7 @@ typedef struct tsr_case {
   bool no_bound;     /* packed: seq_q and seq_k of the problem are 0 */
   int64_t lead;      /* rows of packed tensors before the first slot */
   int64_t page_size; /* paged keys; needs len_k */
+  int64_t page_gap;  /* entries between rows of the page table */
   int64_t share;     /* rows at the start of every sequence that use sequence 0's pages; whole pages where
                         rows share scales */
 
@@ -112,6 +116,7 @@ typedef struct tsr_case {
   tsr_dtype bias_dtype; /* 0: of q */
   uint32_t bias_over;
   tsr_alibi alibi;
+  bool alibi_negative; /* slopes of odd heads */
   tsr_sink_kind sink;
 
   /* Masks. */
@@ -132,6 +137,7 @@ typedef struct tsr_case {
   /* Dropout. */
   float dropout;
   uint64_t drop_seed, drop_offset;
+  bool rng_array; /* both in memory of the device */
 
   /* Inputs. */
   tsr_dist dist;

@@ -147,14 +147,14 @@ static tsr_bound bound_of(check *c, const tsr_setup *setup, tsr_output which, co
   const double scores = tsr_dense_largest(&c->ref.out[TSR_OUTPUT_LSE]);
   tsr_error naive = tsr_error_measure(&c->naive.out[which], &c->ref.out[which], dtype, true);
   tsr_bound bound = tsr_bound_make(&naive, error, which, dtype, scores);
-  if (c->row->q8) tsr_bound_add_operand(&bound, error, which, c->row->cache);
+  if (c->row->q8 && c->row->cache) tsr_bound_add_operand(&bound, error, which, c->row->cache);
   /* They cost many runs, and a result within the bound stays there: only what is outside asks for them. */
   if (error->broken >= 0 || tsr_error_ratio(error, &bound) <= 1 ||
       fmin(naive.effective, error->effective) > TSR_NEIGHBOURS_FEW ||
       !join_neighbours(c, setup, which, &naive))
     return bound;
   bound = tsr_bound_make(&naive, error, which, dtype, scores);
-  if (c->row->q8) tsr_bound_add_operand(&bound, error, which, c->row->cache);
+  if (c->row->q8 && c->row->cache) tsr_bound_add_operand(&bound, error, which, c->row->cache);
   return bound;
 }
 

@@ -46,6 +46,8 @@ uint32_t tsr_inputs_grads(const tsr_case *row) {
   return row->grads ? row->grads & grads : grads;
 }
 
+bool tsr_case_wide(const tsr_case *row, uint32_t grad) { return row->grad_f32 || row->grad_wide & grad; }
+
 static double draw(const tsr_case *row, uint64_t stream, uint64_t n) {
   double x = row->dist == TSR_DIST_UNIFORM ? 2 * tsr_test_uniform(row->seed, stream, n) - 1
                                            : tsr_test_normal(row->seed, stream, n);
@@ -67,37 +69,41 @@ static void fill_first(tsr_dense *dense, double value, tsr_dtype dtype) {
 }
 
 /* Axes that the layout repeats hold equal values; so do rows that sequences share. */
-static void repeat(const tsr_case *row, tsr_dense *dense, int layout) {
+static void repeat(tsr_dense *dense, int layout, bool packed, int64_t share) {
   int64_t b, h, s, d;
   for (b = 0; b < dense->dim[0]; ++b)
     for (h = 0; h < dense->dim[1]; ++h)
       for (s = 0; s < dense->dim[2]; ++s) {
         int64_t from_b = layout == TSR_PATTERN_SAME_BATCH ? 0 : b;
         int64_t from_h = layout == TSR_PATTERN_SAME_HEAD ? 0 : h;
-        if (s < row->share) from_b = 0;
+        int64_t from_s = layout == TSR_PATTERN_SAME_SEQ ? 0 : s;
+        if (s < share || (layout == TSR_PATTERN_SAME_SEQ && packed)) from_b = 0;
         for (d = 0; d < dense->dim[3]; ++d)
-          tsr_dense_row(dense, b, h, s)[d] = tsr_dense_row(dense, from_b, from_h, s)[d];
+          tsr_dense_row(dense, b, h, s)[d] =
+              tsr_dense_row(dense, from_b, from_h, from_s)[layout == TSR_PATTERN_SAME_DIM ? 0 : d];
       }
 }
 
 /* Which scale of its head row s has, as setup.c shares them. */
-static int64_t scale_group(const tsr_case *row, int64_t s) {
-  int64_t page = row->page_size ? s / row->page_size : 0;
-  int64_t in = row->page_size ? s % row->page_size : s;
+static int64_t scale_group(const tsr_case *row, bool paged, int64_t s) {
+  int64_t page = paged && !(row->scale_over & TSR_OVER_B) ? s / row->page_size : 0;
+  int64_t in = paged ? s % row->page_size : s;
   return page * 4096 + (row->scale_rows ? in / row->scale_rows : 0);
 }
 
 /* Values of Q, K or V become multiples of their scales that the cache's type can hold. packed: all sequences are
  * rows of one tensor, so a scale of all rows is theirs together. */
-static bool quantise(const tsr_case *row, bool packed, tsr_dense *dense, tsr_dense *scale, uint64_t stream) {
+static bool quantise(const tsr_case *row, bool packed, bool paged, tsr_dense *dense, tsr_dense *scale,
+                     uint64_t stream) {
   double largest = tsr_test_largest(row->cache);
   int64_t b, h, s, d;
   if (!tsr_dense_create(scale, dense->dim[0], dense->dim[1], dense->dim[2], 1)) return false;
   for (b = 0; b < dense->dim[0]; ++b)
     for (h = 0; h < dense->dim[1]; ++h)
       for (s = 0; s < dense->dim[2]; ++s) {
-        int64_t part = packed && !row->scale_rows ? 0 : b;
-        uint64_t n = (uint64_t)((part * dense->dim[1] + h) * 1048576 + scale_group(row, s));
+        int64_t part = (packed && !row->scale_rows) || row->scale_over & TSR_OVER_B ? 0 : b;
+        int64_t head = row->scale_over & TSR_OVER_H ? 0 : h;
+        uint64_t n = (uint64_t)((part * dense->dim[1] + head) * 1048576 + scale_group(row, paged, s));
         int64_t exponent = tsr_test_integer(row->seed, stream, n, -3, 0);
         double unit = ldexp(row->cache == TSR_DTYPE_I8 ? 0.125 : 2, (int)exponent);
         double *x = tsr_dense_row(dense, b, h, s);
@@ -261,8 +267,9 @@ static bool fill_head_values(tsr_inputs *in) {
     if (!tsr_dense_create(&in->alibi, rows, row->heads_q, 1, 1)) return false;
     for (b = 0; b < rows; ++b)
       for (h = 0; h < row->heads_q; ++h)
-        *tsr_dense_row(&in->alibi, b, h, 0) = tsr_test_round(
-            TSR_DTYPE_F32, exp2(-8.0 * (double)(h + 1) / (double)row->heads_q) * (double)(b + 1));
+        *tsr_dense_row(&in->alibi, b, h, 0) =
+            tsr_test_round(TSR_DTYPE_F32, exp2(-8.0 * (double)(h + 1) / (double)row->heads_q) * (double)(b + 1)) *
+            (row->alibi_negative && h % 2 ? -1 : 1);
   }
   if (row->sink) {
     if (!tsr_dense_create(&in->sink, 1, row->heads_q, 1, 1)) return false;
@@ -279,12 +286,12 @@ static bool fill_head_values(tsr_inputs *in) {
 
 static bool fill_backward(tsr_inputs *in) {
   const tsr_case *row = in->row;
-  tsr_dtype grad = row->grad_f32 ? TSR_DTYPE_F32 : in->dtype;
   uint32_t i, grads = tsr_inputs_grads(row);
   const tsr_dense *like[TSR_OUTPUT_COUNT] = {0};
   if (row->forward_only) return true;
   if (!tsr_dense_create(&in->dout, row->batch, row->heads_q, row->seq_q, row->dim_v)) return false;
   fill(row, &in->dout, STREAM_DOUT, 1, in->dtype);
+  repeat(&in->dout, row->layout_dout ? row->layout_dout - 1 : (int)row->layout, row->packed_q, 0);
   if (row->inject == TSR_INJECT_INF_DOUT) tsr_dense_row(&in->dout, 0, 0, 0)[row->dim_v / 2] = (double)INFINITY;
   if (row->dlse) {
     if (!tsr_dense_create(&in->dlse, row->batch, row->heads_q, row->seq_q, 1)) return false;
@@ -295,8 +302,8 @@ static bool fill_backward(tsr_inputs *in) {
   for (i = TSR_OUTPUT_DQ; i < TSR_OUTPUT_COUNT; ++i) {
     uint32_t bit = 1u << (i - TSR_OUTPUT_DQ); /* TSR_GRAD and tsr_accumulate have one order */
     tsr_dense *initial = &in->initial[i];
-    tsr_dtype dtype = i == TSR_OUTPUT_DSINK ? TSR_DTYPE_F32 : grad;
-    if (i == TSR_OUTPUT_DBIAS && !row->grad_f32) dtype = in->bias_dtype;
+    tsr_dtype dtype = i == TSR_OUTPUT_DBIAS ? in->bias_dtype : in->dtype;
+    if (i == TSR_OUTPUT_DSINK || tsr_case_wide(row, bit)) dtype = TSR_DTYPE_F32;
     if (!(grads & row->accumulate & bit)) continue;
     if (!tsr_dense_create(initial, like[i]->dim[0], like[i]->dim[1], like[i]->dim[2],
                           like[i]->dim[3]))
@@ -309,6 +316,7 @@ static bool fill_backward(tsr_inputs *in) {
 bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
   double amplitude = row->amplitude != 0 ? row->amplitude : 1;
   double amplitude_v = row->amplitude_v != 0 ? row->amplitude_v : 1;
+  int layout_q = row->layout_q ? row->layout_q - 1 : (int)row->layout;
   int layout_k = row->layout_k ? row->layout_k - 1 : (int)row->layout;
   int layout_v = row->layout_v ? row->layout_v - 1 : (int)row->layout;
   int64_t dim_v = row->dim_v ? row->dim_v : row->dim_qk;
@@ -332,14 +340,16 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
     }
     inject(in);
     if (row->cache)
-      ok = quantise(row, row->packed_k, &in->k, &in->k_scale, STREAM_SCALE) &&
-           quantise(row, row->packed_k, &in->v, &in->v_scale, STREAM_SCALE + 1) &&
-           (!row->q8 || quantise(row, row->packed_q, &in->q, &in->q_scale, STREAM_SCALE + 2));
-    repeat(row, &in->k, layout_k);
-    repeat(row, &in->v, layout_v);
+      ok = quantise(row, row->packed_k, row->page_size > 0, &in->k, &in->k_scale, STREAM_SCALE) &&
+           quantise(row, row->packed_k, row->page_size > 0, &in->v, &in->v_scale, STREAM_SCALE + 1) &&
+           (!row->q8 || quantise(row, row->packed_q, false, &in->q, &in->q_scale, STREAM_SCALE + 2));
+    repeat(&in->q, layout_q, row->packed_q, 0);
+    repeat(&in->k, layout_k, row->packed_k, row->share);
+    repeat(&in->v, layout_v, row->packed_k, row->share);
     if (ok && row->cache) {
-      repeat(row, &in->k_scale, layout_k);
-      repeat(row, &in->v_scale, layout_v);
+      repeat(&in->k_scale, layout_k, row->packed_k, row->share);
+      repeat(&in->v_scale, layout_v, row->packed_k, row->share);
+      if (row->q8) repeat(&in->q_scale, layout_q, row->packed_q, 0);
     }
   }
   if (ok && row->bias) ok = fill_pairs(in, &in->bias, PAIR_BIAS, row->bias_over, 1, 1);

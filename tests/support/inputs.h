@@ -67,6 +67,9 @@ void tsr_inputs_destroy(tsr_inputs *inputs);
 /* Gradients that a backward pass of the row computes: TSR_GRAD bits. */
 uint32_t tsr_inputs_grads(const tsr_case *row);
 
+/* Whether the gradient of a TSR_GRAD bit is F32 whatever the inputs are. */
+bool tsr_case_wide(const tsr_case *row, uint32_t grad);
+
 #ifdef __cplusplus
 }
 #endif

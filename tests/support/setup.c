@@ -47,30 +47,6 @@ tsr_lengths tsr_setup_lengths(const tsr_setup *s, bool queries, int64_t b) {
   return l;
 }
 
-tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *lens_k) {
-  tsr_case form = *in->row;
-  int64_t b;
-  for (b = 0; b < form.batch; ++b) {
-    lens_q[b] = in->q_len[b].len;
-    lens_k[b] = in->k_len[b].len;
-  }
-  form.len_q = lens_q;
-  form.len_k = lens_k;
-  form.layout = TSR_PATTERN_BHSD;
-  form.layout_q = form.layout_k = form.layout_v = form.layout_o = form.layout_lse = 0;
-  form.layout_dout = 0;
-  form.alignment = 0;
-  form.left_q = form.left_k = form.slot_q = form.slot_k = NULL;
-  form.packed_q = form.packed_k = form.no_bound = form.index_i64 = form.mask_bits = false;
-  form.lead = form.page_size = form.share = 0;
-  form.cache = TSR_DTYPE_NONE; /* values are exact in every dtype */
-  form.q8 = false;
-  form.scale_rows = 0;
-  form.determinism = TSR_DETERMINISM_DEFAULT;
-  form.no_lse = false; /* bounds want the size of the scores */
-  return form;
-}
-
 /* ------------------------------------------------------------------------------------- vectors */
 
 static bool make_vector(tsr_setup *s, tsr_vector which, tsr_dtype dtype, int64_t count) {
@@ -139,7 +115,7 @@ static bool make_pages(tsr_setup *s) {
   int64_t size = form->page_size, b, i, used = 0, count;
   int64_t *order;
   bool ok;
-  s->columns = (form->seq_k + size - 1) / size + 1;
+  s->columns = (form->seq_k + size - 1) / size + 1 + form->page_gap;
   s->page = (int64_t *)malloc((size_t)(form->batch * s->columns + 1) * sizeof(int64_t));
   count = form->batch * s->columns + SPARE_PAGES;
   order = (int64_t *)malloc((size_t)count * sizeof(int64_t));
@@ -158,7 +134,7 @@ static bool make_pages(tsr_setup *s) {
     tsr_lengths l = tsr_setup_lengths(s, false, b);
     for (i = 0; i < s->columns; ++i) {
       int64_t *page = &s->page[b * s->columns + i];
-      if (i * size >= l.left + l.len || (i + 1) * size <= l.left)
+      if (i >= s->columns - form->page_gap || i * size >= l.left + l.len || (i + 1) * size <= l.left)
         *page = -1;
       else if (b > 0 && (i + 1) * size <= form->share && s->page[i] >= 0)
         *page = s->page[i];
@@ -169,9 +145,9 @@ static bool make_pages(tsr_setup *s) {
   free(order);
   s->problem.page_size = size;
   s->problem.num_pages = count;
-  s->problem.max_pages = s->columns;
-  s->problem.page_table_stride = form->index_i64 ? s->columns : 0;
-  s->problem.seq_k = form->index_i64 ? s->columns * size : 0;
+  s->problem.max_pages = s->columns - form->page_gap;
+  s->problem.page_table_stride = form->index_i64 || form->page_gap ? s->columns : 0;
+  s->problem.seq_k = form->index_i64 ? s->problem.max_pages * size : 0;
   ok = index_vector(s, TSR_VECTOR_PAGES, s->page, form->batch * s->columns, &s->args.page_table);
   return ok;
 }
@@ -238,6 +214,12 @@ static bool make_scale(tsr_setup *s, bool queries, tsr_buffer *buffer, const tsr
   if (!tsr_buffer_create_on(buffer, s->device, TSR_DTYPE_F32, r.dim, pattern, r.packed,
                             form->alignment))
     return false;
+  if (form->scale_over) {
+    buffer->layout.order = TSR_ORDER_STRIDED;
+    if (form->scale_over & TSR_OVER_B) buffer->stride[0] = 0;
+    if (form->scale_over & TSR_OVER_H) buffer->stride[1] = 0;
+    memcpy(buffer->layout.stride, buffer->stride, sizeof buffer->stride);
+  }
   for (b = 0; b < scale->dim[0]; ++b) {
     tsr_lengths l = tsr_setup_lengths(s, queries, b);
     for (h = 0; h < scale->dim[1]; ++h)
@@ -258,7 +240,7 @@ static void pair_dims(const tsr_setup *s, const tsr_dense *values, uint32_t over
                       int64_t dim[4]) {
   memcpy(dim, values->dim, 4 * sizeof(int64_t));
   if (s->form.page_size && !(over & TSR_OVER_K))
-    dim[3] = (s->columns * s->form.page_size + blocks - 1) / blocks;
+    dim[3] = (s->problem.max_pages * s->form.page_size + blocks - 1) / blocks;
 }
 
 /* Broadcast axes have extent 1 and stride 0. Elements that no pair uses are NaN in values and stay
@@ -268,8 +250,7 @@ static bool make_pairs(tsr_setup *s, tsr_buffer *buffer, tsr_dtype dtype, const 
   tsr_pattern pattern = s->form.layout;
   int64_t b, h, i, dim[4];
   int axis;
-  if (pattern == TSR_PATTERN_SAME_BATCH || pattern == TSR_PATTERN_SAME_HEAD ||
-      pattern == TSR_PATTERN_HUGE_SEQ || pattern == TSR_PATTERN_WIDE_SEQ)
+  if (pattern >= TSR_PATTERN_SAME_BATCH || pattern == TSR_PATTERN_HUGE_SEQ || pattern == TSR_PATTERN_WIDE_SEQ)
     pattern = TSR_PATTERN_BHSD;
   pair_dims(s, values, over, blocks, dim);
   if (!tsr_buffer_create_on(buffer, s->device, dtype, dim, pattern, false, s->form.alignment))
@@ -298,22 +279,23 @@ static bool make_inputs(tsr_setup *s) {
   const tsr_case *form = &s->form;
   tsr_problem *p = &s->problem;
   tsr_dtype cache = form->cache ? form->cache : s->dtype;
+  const bool q8 = form->q8 && form->cache;
   bool ok;
-  ok = make_side(s, &s->q, true, form->heads_q, form->dim_qk, form->q8 ? cache : s->dtype,
+  ok = make_side(s, &s->q, true, form->heads_q, form->dim_qk, q8 ? cache : s->dtype,
                  pattern_of(form, form->layout_q)) &&
        make_side(s, &s->k, false, form->heads_kv, form->dim_qk, cache,
                  pattern_of(form, form->layout_k)) &&
        make_side(s, &s->v, false, form->heads_kv, in->v.dim[3], cache,
                  pattern_of(form, form->layout_v));
   if (!ok) return false;
-  scatter(s, &s->q, true, &in->q, form->q8 ? &in->q_scale : NULL);
+  scatter(s, &s->q, true, &in->q, q8 ? &in->q_scale : NULL);
   scatter(s, &s->k, false, &in->k, form->cache ? &in->k_scale : NULL);
   scatter(s, &s->v, false, &in->v, form->cache ? &in->v_scale : NULL);
   if (form->cache &&
       !(make_scale(s, false, &s->k_scale, &in->k_scale, &p->k_scale, &s->args.k_scale) &&
         make_scale(s, false, &s->v_scale, &in->v_scale, &p->v_scale, &s->args.v_scale)))
     return false;
-  if (form->q8 && !make_scale(s, true, &s->q_scale, &in->q_scale, &p->q_scale, &s->args.q_scale)) return false;
+  if (q8 && !make_scale(s, true, &s->q_scale, &in->q_scale, &p->q_scale, &s->args.q_scale)) return false;
   p->q = s->q.layout, p->k = s->k.layout, p->v = s->v.layout;
   s->args.q = tsr_buffer_data(&s->q);
   s->args.k = tsr_buffer_data(&s->k);
@@ -341,7 +323,7 @@ static bool make_inputs(tsr_setup *s) {
   if (in->sink.x && !float_vector(s, TSR_VECTOR_SINK, &in->sink, &s->args.sink)) return false;
   if (!(s->passes & TSR_PASS_BACKWARD)) return true;
   if (!make_side(s, &s->dout, true, form->heads_q, in->v.dim[3],
-                 form->o_f32 && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype,
+                 (form->o_f32 || form->dout_f32) && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype,
                  pattern_of(form, form->layout_dout)))
     return false;
   scatter(s, &s->dout, true, &in->dout, NULL);
@@ -360,8 +342,11 @@ static bool make_inputs(tsr_setup *s) {
 /* Outputs never repeat elements, whatever the inputs' pattern is. */
 static tsr_pattern output_pattern(const tsr_case *form, uint8_t own) {
   tsr_pattern pattern = pattern_of(form, own);
-  return pattern == TSR_PATTERN_SAME_BATCH || pattern == TSR_PATTERN_SAME_HEAD ? TSR_PATTERN_BHSD
-                                                                                : pattern;
+  return pattern >= TSR_PATTERN_SAME_BATCH ? TSR_PATTERN_BHSD : pattern;
+}
+
+static tsr_dtype gradient_dtype(const tsr_setup *s, uint32_t grad) {
+  return tsr_case_wide(&s->form, grad) && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype;
 }
 
 static bool make_gradients(tsr_setup *s) {
@@ -369,21 +354,20 @@ static bool make_gradients(tsr_setup *s) {
   const tsr_inputs *in = s->in;
   tsr_problem *p = &s->problem;
   uint32_t grads = tsr_inputs_grads(in->row);
-  tsr_dtype dtype = form->grad_f32 && s->dtype != TSR_DTYPE_F64 ? TSR_DTYPE_F32 : s->dtype;
   tsr_pattern pattern = output_pattern(form, 0);
   tsr_buffer *out = s->out;
   if (grads & TSR_GRAD_Q && !make_side(s, &out[TSR_OUTPUT_DQ], true, form->heads_q, form->dim_qk,
-                                       dtype, pattern))
+                                       gradient_dtype(s, TSR_GRAD_Q), pattern))
     return false;
   if (grads & TSR_GRAD_K && !make_side(s, &out[TSR_OUTPUT_DK], false, form->heads_kv, form->dim_qk,
-                                       dtype, pattern))
+                                       gradient_dtype(s, TSR_GRAD_K), pattern))
     return false;
   if (grads & TSR_GRAD_V && !make_side(s, &out[TSR_OUTPUT_DV], false, form->heads_kv, in->v.dim[3],
-                                       dtype, pattern))
+                                       gradient_dtype(s, TSR_GRAD_V), pattern))
     return false;
   if (grads & TSR_GRAD_BIAS &&
       !make_pairs(s, &out[TSR_OUTPUT_DBIAS],
-                  form->grad_f32 || s->dtype == TSR_DTYPE_F64 ? TSR_DTYPE_F32 : in->bias_dtype,
+                  tsr_case_wide(form, TSR_GRAD_BIAS) || s->dtype == TSR_DTYPE_F64 ? TSR_DTYPE_F32 : in->bias_dtype,
                   &in->bias, form->bias_over, 1, false))
     return false;
   if (grads & TSR_GRAD_SINK) {
@@ -454,6 +438,16 @@ static void fill_problem(tsr_setup *s) {
   if (form->dropout > 0) s->args.seed = form->drop_seed, s->args.offset = form->drop_offset;
 }
 
+static bool make_rng(tsr_setup *s) {
+  uint64_t state[2] = {s->args.seed, s->args.offset};
+  if (!s->form.rng_array || !(s->form.dropout > 0)) return true;
+  if (!make_vector(s, TSR_VECTOR_RNG, TSR_DTYPE_I64, 2)) return false;
+  memcpy(s->vector[TSR_VECTOR_RNG].data, state, sizeof state);
+  s->args.rng_state = (const uint64_t *)(const void *)s->vector[TSR_VECTOR_RNG].data;
+  s->args.seed = s->args.offset = 0;
+  return true;
+}
+
 bool tsr_setup_create(tsr_setup *s, const tsr_inputs *in, const tsr_case *form, tsr_dtype dtype,
                       uint32_t passes, char *why, size_t capacity) {
   const tsr_device host = {TSR_DEVICE_HOST, 0};
@@ -485,7 +479,7 @@ bool tsr_setup_create_on(tsr_setup *s, tsr_device device, const tsr_inputs *in,
     ok = index_vector(s, TSR_VECTOR_PREFIX, form->prefixes, form->batch, &s->args.prefix);
   if (ok && form->diagonals)
     ok = index_vector(s, TSR_VECTOR_DIAGONAL, form->diagonals, form->batch, &s->args.diagonal);
-  ok = ok && make_inputs(s) && make_outputs(s);
+  ok = ok && make_rng(s) && make_inputs(s) && make_outputs(s);
   if (ok) {
     tsr_setup_reset(s);
     return true;

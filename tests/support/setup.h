@@ -33,6 +33,7 @@ typedef enum tsr_vector {
   TSR_VECTOR_PAGES,
   TSR_VECTOR_ALIBI,
   TSR_VECTOR_SINK,
+  TSR_VECTOR_RNG, /* seed and offset of dropout, 64 bits each */
   TSR_VECTOR_COUNT
 } tsr_vector;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The second half of setup.h: outputs before a run, the run, what it left, and the end. Rows of a slot outside
+// The second half of setup.h: the dense form, outputs before a run, the run, what it left, and the end. Rows of a slot outside
 // the used part must be zero (-inf for LSE and the row maximum); bytes between rows, before the first
 // slot and after the last must be what they were.
 #include <math.h>
@@ -10,6 +10,32 @@
 
 #include "numeric.h"
 #include "setup.h"
+
+tsr_case tsr_setup_dense_form(const tsr_inputs *in, int64_t *lens_q, int64_t *lens_k) {
+  tsr_case form = *in->row;
+  int64_t b;
+  for (b = 0; b < form.batch; ++b) {
+    lens_q[b] = in->q_len[b].len;
+    lens_k[b] = in->k_len[b].len;
+  }
+  form.len_q = lens_q;
+  form.len_k = lens_k;
+  form.layout = TSR_PATTERN_BHSD;
+  form.layout_q = form.layout_k = form.layout_v = form.layout_o = form.layout_lse = 0;
+  form.layout_dout = 0;
+  form.alignment = 0;
+  form.left_q = form.left_k = form.slot_q = form.slot_k = NULL;
+  form.packed_q = form.packed_k = form.no_bound = form.index_i64 = form.mask_bits = false;
+  form.lead = form.page_size = form.page_gap = form.share = 0;
+  form.rng_array = false;
+  form.scale_over = 0;
+  form.cache = TSR_DTYPE_NONE; /* values are exact in every dtype */
+  form.q8 = false;
+  form.scale_rows = 0;
+  form.determinism = TSR_DETERMINISM_DEFAULT;
+  form.no_lse = false; /* bounds want the size of the scores */
+  return form;
+}
 
 static bool is_rows(tsr_output which) {
   return which == TSR_OUTPUT_LSE || which == TSR_OUTPUT_MAX_LOGIT;

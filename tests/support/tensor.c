@@ -158,6 +158,12 @@ static bool pattern_strides(tsr_pattern pattern, const int64_t dim[4], bool bits
     case TSR_PATTERN_SAME_HEAD:
       stride[2] = D, stride[1] = 0, stride[0] = S * D;
       return false;
+    case TSR_PATTERN_SAME_SEQ:
+      stride[2] = 0, stride[1] = D, stride[0] = H * D;
+      return false;
+    case TSR_PATTERN_SAME_DIM:
+      stride[3] = 0, stride[2] = step, stride[1] = S * step, stride[0] = H * stride[1];
+      return false;
     default:
       stride[2] = D, stride[1] = S * D, stride[0] = H * S * D;
       return false;

@@ -58,6 +58,8 @@ typedef enum tsr_pattern {
   TSR_PATTERN_WIDE_SEQ,    /* likewise, 2^28 elements and multiples of 16 bytes between rows */
   TSR_PATTERN_SAME_BATCH, /* stride 0: inputs only */
   TSR_PATTERN_SAME_HEAD,
+  TSR_PATTERN_SAME_SEQ,
+  TSR_PATTERN_SAME_DIM,
   TSR_PATTERN_COUNT
 } tsr_pattern;
 
