@@ -235,6 +235,7 @@ static void draw_more(dice *d, fuzz_row *f) {
   if (chance(d, 15)) c->grad_wide = (uint32_t)roll(d, 1, 15);
   c->dout_f32 = chance(d, 10);
   if (c->cache && chance(d, 40)) c->scale_over = (uint32_t)roll(d, 1, 3);
+  if (c->left_q || c->left_k) c->scale_over &= ~(uint32_t)TSR_OVER_B; /* row j is not at one place */
   if (c->page_size && chance(d, 30)) c->page_gap = roll(d, 1, 9);
   c->alibi_negative = c->alibi && chance(d, 30);
   c->rng_array = c->dropout > 0 && chance(d, 40);
