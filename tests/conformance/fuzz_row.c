@@ -135,7 +135,7 @@ static void draw_cache(dice *d, fuzz_row *f) {
   c->cache = (tsr_dtype)PICK(d, TSR_DTYPE_I8, TSR_DTYPE_I8, TSR_DTYPE_F8_E4M3, TSR_DTYPE_F8_E5M2);
   c->scale_rows = c->packed_k || c->left_k ? 1 : PICK(d, 1, 1, 0, 4, 16);
   if (c->cache == TSR_DTYPE_F8_E4M3) {
-    c->q8 = chance(d, 60);
+    c->q8 = chance(d, 60) && !(c->page_size && c->left_k); /* whose scales are of pages, which are not shifted */
     c->odd_scales = chance(d, 20);
   }
   if (c->q8) c->group = "all8"; /* for coverage.def */
