@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Neighbours that the baseline runs on, and the most elements that are few (tsr_error.effective). */
-enum { TSR_NEIGHBOURS = 16, TSR_NEIGHBOURS_FEW = 512 };
+enum { TSR_NEIGHBOURS = 16, TSR_NEIGHBOURS_FEW = 2048 };
 
 /* Errors of the baseline against the reference over all neighbours, joined (tsr_error_join); outputs that the
  * problem does not have stay 0. dtype: of each output. False with a reason. */
