@@ -129,9 +129,15 @@ class BackwardBlock {
       const float lse = stored_lse(row_at(r));
       if ((lse > large || lse < -large) && lse != -__builtin_inff()) return false;
     }
-    if (p_.o.dtype == TSR_DTYPE_F32) return true;
-    const tsri_mask_row seen = seen_keys();
-    return seen.prefix + seen.hi - seen.lo > kFewKeys;
+    if (p_.o.dtype != TSR_DTYPE_F32) {
+      const tsri_mask_row seen = seen_keys();
+      return seen.prefix + seen.hi - seen.lo > kFewKeys;
+    }
+    for (size_t r = 0; r < live_; ++r) {  // dS of one key is 0, which sums in two orders do not give
+      const tsri_mask_row row = tsri_mask_row_of(&rule_, query_of(row_at(r)));
+      if (tsri_mask_row_count(&row) <= 1) return false;
+    }
+    return true;
   }
 
   void use_stored() {

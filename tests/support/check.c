@@ -154,12 +154,27 @@ static double longest_row(const tsr_dense *dense) {
   return sqrt(most);
 }
 
-/* dS of 16-bit inputs summed over keys is 0 where softmax does not see the bias. The baseline is exact there when its
- * rounded P add up to 1; sums in float32 are off by roundings of a term, which is no larger than dP. */
-static void add_terms(const check *c, tsr_output which, tsr_bound *bound) {
-  double term;
-  if (which != TSR_OUTPUT_DBIAS || c->in->dtype == TSR_DTYPE_F32) return;
-  term = longest_row(&c->in->dout) * longest_row(&c->in->v);
+/* Gradients that are 0 as a whole, though their terms are not: of queries that see one key each, of a bias over all
+ * keys. The baseline is exact there when its rounded P add up to 1; dP and D in float32 are sums of their own order
+ * and differ by roundings. No term of dS is larger than dO V. */
+static void add_terms(const check *c, tsr_output which, const tsr_error *error, tsr_bound *bound) {
+  const tsr_case *row = c->row;
+  const double scale = row->scale != 0 ? fabs((double)row->scale) : 1 / sqrt((double)row->dim_qk);
+  double term = longest_row(&c->in->dout) * longest_row(&c->in->v), rows = 1; /* that an element sums */
+  if (which == TSR_OUTPUT_DQ) {
+    term *= scale * longest_row(&c->in->k);
+  } else if (which == TSR_OUTPUT_DK) {
+    term *= scale * longest_row(&c->in->q);
+    rows = (double)row->heads_q / fmax((double)row->heads_kv, 1) * (double)row->seq_q;
+  } else if (which == TSR_OUTPUT_DBIAS) {
+    if (row->bias_over & TSR_OVER_B) rows *= (double)row->batch;
+    if (row->bias_over & TSR_OVER_H) rows *= (double)row->heads_q;
+    if (row->bias_over & TSR_OVER_Q) rows *= (double)row->seq_q;
+  } else {
+    return;
+  }
+  term *= sqrt(rows);
+  if (error->ref_max > 0x1p-40 * term) return;
   bound->max += 0x1p-24 * term;
   bound->rms += 0x1p-24 * term;
 }
@@ -170,7 +185,7 @@ static tsr_bound bound_of(check *c, const tsr_setup *setup, tsr_output which, co
   tsr_error naive = tsr_error_measure(&c->naive.out[which], &c->ref.out[which], dtype, true);
   tsr_bound bound = tsr_bound_make(&naive, error, which, dtype, scores);
   if (c->row->q8 && c->row->cache) tsr_bound_add_operand(&bound, error, which, c->row->cache);
-  add_terms(c, which, &bound);
+  add_terms(c, which, error, &bound);
   /* They cost many runs, and a result within the bound stays there: only what is outside asks for them. */
   if (error->broken >= 0 || tsr_error_ratio(error, &bound) <= 1 ||
       fmin(naive.effective, error->effective) > TSR_NEIGHBOURS_FEW ||
@@ -178,7 +193,7 @@ static tsr_bound bound_of(check *c, const tsr_setup *setup, tsr_output which, co
     return bound;
   bound = tsr_bound_make(&naive, error, which, dtype, scores);
   if (c->row->q8 && c->row->cache) tsr_bound_add_operand(&bound, error, which, c->row->cache);
-  add_terms(c, which, &bound);
+  add_terms(c, which, error, &bound);
   return bound;
 }
 
