@@ -111,6 +111,7 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   fill_call(*plan.problem, args, &e.forward.call);
   e.forward.tiles = plan.choice.cut.tiles;
   e.forward.chunks = 1;
+  e.forward.rows = gpu::same_rows(p);
   e.box_k = engine_box_k(*plan.row, p);
   // A page is what a batch is elsewhere.
   const int64_t keys = p.page_size ? p.page_size : packed_k ? p.total_k : p.seq_k;

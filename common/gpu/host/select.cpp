@@ -163,6 +163,19 @@ bool takes_sizes(const Row &row, const tsr_problem &p, tsr_reason *why) {
   return true;
 }
 
+// Rows of whole heads have no recurrence, and know of no sequence but by the problem.
+bool takes_heads(const Row &row, const tsr_problem &p, tsr_reason *why) {
+  if (!row.engine.heads) return true;
+  if (p.arrays & (TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K))
+    return refuse(why, "sequences are packed; this kernel takes heads of one size");
+  if (p.arrays) return refuse(why, "arrays tell sequences apart; this kernel takes heads that are alike");
+  if (p.seq_q > row.tile_q || p.seq_k > row.tile_k || p.seq_k < 1)
+    return refuse(why, "heads have %lld queries and %lld keys; this kernel takes up to %d, and 1 to %d",
+                  static_cast<long long>(p.seq_q), static_cast<long long>(p.seq_k), static_cast<int>(row.tile_q),
+                  static_cast<int>(row.tile_k));
+  return true;
+}
+
 // Edge rows fold scale log2 e into one factor of raw products, hidden ones (-inf) included; score rows take
 // products by scale / softcap to what tanh is of.
 bool takes_scale(const Row &row, const tsr_problem &p, tsr_reason *why) {
@@ -272,8 +285,9 @@ bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, 
   if (cut->blocks == 0) return true;
   const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
   const int64_t most = (row.engine.items - 2) / 2;
-  // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
   const int64_t held = static_cast<int64_t>(facts.processors) * row.engine.blocks;
+  if (row.engine.heads) return set_blocks(min64(held, cut->blocks), cut, why); // no list, whatever their number
+  // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
   const int64_t rounds = max64(1, ceil_div(ceil_div(pairs, most), held));
   return set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why);
 }
@@ -363,7 +377,7 @@ bool select_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &pr
   memset(choice, 0, sizeof *choice);
   if (!takes_device(facts, row, why) || !takes_dtypes(row, problem.p, why) ||
       !takes_features(row, problem, why) || !takes_sizes(row, problem.p, why) ||
-      !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why) ||
+      !takes_heads(row, problem.p, why) || !takes_pages(row, problem.p, why) || !takes_layouts(row, problem.p, why) ||
       !takes_scales(row, problem.p, why))
     return false;
   if (!estimate_row(facts, row, problem, choice, why)) return false;
