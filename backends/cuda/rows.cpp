@@ -13,7 +13,7 @@ namespace cuda {
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k;
 #define TSRI_CUDA_ENGINE_FORWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k;
-#define TSRI_CUDA_ENGINE_HEADS(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, slots) \
+#define TSRI_CUDA_ENGINE_HEADS(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_heads_##q##x##k;
 #define TSRI_CUDA_SPLIT(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, warps, stages) \
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_split_##q##x##k;
@@ -31,7 +31,7 @@ static const Row *const rows[] = {
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k,
 #define TSRI_CUDA_ENGINE_FORWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_##q##x##k,
-#define TSRI_CUDA_ENGINE_HEADS(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, slots) \
+#define TSRI_CUDA_ENGINE_HEADS(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_heads_##q##x##k,
 #define TSRI_CUDA_SPLIT(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, warps, stages) \
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_split_##q##x##k,

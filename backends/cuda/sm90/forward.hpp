@@ -21,6 +21,7 @@
 #include "backends/cuda/sm90/pages.hpp"
 #include "backends/cuda/sm90/scores.hpp"
 #include "backends/cuda/sm90/serial.hpp"
+#include "backends/cuda/sm90/shared_serial.hpp"
 #include "backends/cuda/sm90/store.hpp"
 #include "backends/cuda/sm90/work.hpp"
 #include "common/gpu/forward.hpp"
@@ -38,9 +39,10 @@ struct EngineForward {
   static constexpr int kMinBlocks = kMinBlocks_;
   // Several small blocks on a multiprocessor have no warps that load, which would take registers from those that
   // multiply: a warpgroup asks for the next tile as soon as it has read one, and has a loop of its own, see serial.hpp.
-  static constexpr bool kLoadsItself = kMinBlocks > 1;
-  static_assert(!kLoadsItself || (kGroups == 1 && !kPages && !kScores),
-                "a buffer is free when one warpgroup has read it");
+  // Four warpgroups that share tiles in a block have no room for such warps either.
+  static constexpr bool kLoadsItself = kMinBlocks > 1 || kGroups == 4;
+  static_assert(!kLoadsItself || (kGroups == (kMinBlocks > 1 ? 1 : 4) && !kPages && !kScores),
+                "four warpgroups a multiprocessor, each for itself or all with the same tiles");
   static constexpr int kThreads = (kGroups + !kLoadsItself) * kWarpgroup;
   static constexpr uint32_t kRing = kStages; // buffers of keys, and of values
   static constexpr int kBuffersQ = kStagesQ;
@@ -50,7 +52,7 @@ struct EngineForward {
   static constexpr int kCon = Rows::kCon;
   using Steps = ScoreSteps<U, kCon, kDv <= 64 ? 2 : 1>;
   static constexpr int kDepth = kDqk / 16;
-  static_assert(kGroups >= 1 && kGroups <= 3 && Rows::kFree == 1, "64 queries a warpgroup");
+  static_assert(kGroups >= 1 && kGroups <= 4 && Rows::kFree == 1, "64 queries a warpgroup");
 
   // Pieces of 64 columns, see instructions.hpp; queries by warpgroup.
   static constexpr uint32_t kPieceQ = 64 * 128, kPieceK = kTileK * 128;
@@ -385,7 +387,7 @@ struct EngineForward {
 
   // Where O of the calling warp's warpgroup goes on its way out.
   TSRI_DEVICE_MEMBER uint32_t buffer_o(int i) {
-    if constexpr (kLoadsItself) return kQ + q_buffer(i, 0) * kBytesQ;
+    if constexpr (kLoadsItself) return kQ + q_buffer(i, Rows::wave_row() / 64) * kBytesQ;
     return kO + static_cast<uint32_t>(Rows::wave_row() / 64) * kBytesO;
   }
 
@@ -463,7 +465,9 @@ struct EngineForward {
       if (thread_index() < 32) close_gaps(kList, kItems, found);
       sync_block();
     }
-    if constexpr (kLoadsItself) {
+    if constexpr (kLoadsItself && kGroups > 1) {
+      SharedSerialLoop<EngineForward>::run(args);
+    } else if constexpr (kLoadsItself) {
       SerialLoop<EngineForward>::run(args);
     } else if (thread_index() >= kGroups * kWarpgroup) {
       fewer_registers<kLoadRegisters>();

@@ -23,13 +23,14 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kRing>
+template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kTeams, int kRing, int kMinBlocks_>
 struct EngineHeads {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
-  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_, kMinBlocks = 1;
-  static constexpr int kTeams = 2, kTeamThreads = kTileQ / 64 * kWarpgroup;
-  static constexpr int kMultiplying = kTeams * kTeamThreads, kThreads = kMultiplying + kWarpgroup;
+  static constexpr int kTileQ = kTileQ_, kTileK = kTileK_, kMinBlocks = kMinBlocks_;
+  static constexpr int kTeamThreads = kTileQ / 64 * kWarpgroup;
+  static constexpr bool kLoadsItself = kMinBlocks > 1;
+  static constexpr int kMultiplying = kTeams * kTeamThreads, kThreads = kMultiplying + (kMinBlocks == 1) * kWarpgroup;
   // Rows of both teams, one behind the other; they are the same rows of different heads.
   using Rows = Forward<U, kTeams * kTileQ, kTileK, kDqk, kDv, kMultiplying / 32, 2, false, false>;
   using State = typename Rows::State;
@@ -45,12 +46,13 @@ struct EngineHeads {
   static_assert(kEmpty + 8 * kRing <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kTiles = ceil_div(Rows::kBands + kTeams * kTileQ * sizeof(RowBand), 1024) * 1024;
   static constexpr uint32_t kSharedBytes = kTiles + kRing * kSlot;
-  static_assert(kSharedBytes <= kMostShared, "what a block can have");
+  static_assert(kSharedBytes <= (kMinBlocks == 1 ? kMostShared : (228 << 10) / kMinBlocks - 1024),
+                "what a block can have");
 
   // Registers: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
-  static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8, kLoadRegisters = 32;
+  static constexpr int kEvenRegisters = 65536 / (kThreads * kMinBlocks) / 8 * 8, kLoadRegisters = 32;
   static constexpr int kMultiplyRegisters =
-      (kEvenRegisters * kThreads - kLoadRegisters * kWarpgroup) / kMultiplying / 8 * 8;
+      kLoadsItself ? 0 : (kEvenRegisters * kThreads - kLoadRegisters * kWarpgroup) / kMultiplying / 8 * 8;
 
   // A block takes head block, block + blocks, ... of all batches', of which there are fewer than 2^31.
   TSRI_DEVICE_MEMBER uint32_t heads(const Args &args) {
@@ -62,18 +64,29 @@ struct EngineHeads {
     return static_cast<int32_t>(b);
   }
 
-  TSRI_DEVICE_MEMBER void load(const Args &args) {
-    uint32_t slot = 0, parity = 1; // empty slots are there from the start
-    for (uint32_t at = block_index(); at < heads(args); at += block_count()) {
-      const uint32_t to = kTiles + slot * kSlot;
-      int32_t h;
-      const int32_t b = batch_of(args, at, &h), kv = h / args.forward.call.group;
+  TSRI_DEVICE_MEMBER void load(const Args &args, uint32_t at, uint32_t slot) {
+    const uint32_t to = kTiles + slot * kSlot;
+    int32_t h;
+    const int32_t b = batch_of(args, at, &h), kv = h / args.forward.call.group;
+    phase_expect(kFull + 8 * slot, kBytesQ + kBytesK);
+    tensor_load(to + kBytesQ, args.k, kFull + 8 * slot, 0, 0, kv, b);
+    tensor_load(to, args.q, kFull + 8 * slot, 0, 0, h, b);
+    phase_expect(kFullV + 8 * slot, kBytesK);
+    tensor_load(to + kBytesQ + kBytesK, args.v, kFullV + 8 * slot, 0, 0, kv, b);
+  }
+  // The first heads, into slots that are empty from the start; and the others.
+  TSRI_DEVICE_MEMBER void load_first(const Args &args) {
+    TSRI_NO_UNROLL
+    for (uint32_t n = 0; n < kRing; ++n) {
+      const uint32_t at = block_index() + n * block_count();
+      if (at < heads(args)) load(args, at, n);
+    }
+  }
+  TSRI_DEVICE_MEMBER void load_others(const Args &args) {
+    uint32_t slot = 0, parity = 0;
+    for (uint32_t at = block_index() + kRing * block_count(); at < heads(args); at += block_count()) {
       phase_wait(kEmpty + 8 * slot, parity);
-      phase_expect(kFull + 8 * slot, kBytesQ + kBytesK);
-      tensor_load(to + kBytesQ, args.k, kFull + 8 * slot, 0, 0, kv, b);
-      tensor_load(to, args.q, kFull + 8 * slot, 0, 0, h, b);
-      phase_expect(kFullV + 8 * slot, kBytesK);
-      tensor_load(to + kBytesQ + kBytesK, args.v, kFullV + 8 * slot, 0, 0, kv, b);
+      load(args, at, slot);
       if (++slot == kRing) {
         slot = 0;
         parity ^= 1;
@@ -186,7 +199,7 @@ struct EngineHeads {
     const int team = thread_index() / kTeamThreads;
     const float unit = args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
     const bool whole = sees_all(args);
-    uint32_t slot = static_cast<uint32_t>(team), parity = 0, before = kRing;
+    uint32_t slot = static_cast<uint32_t>(team), parity = 0, before = kRing, parity_before = 0;
     TSRI_NO_UNROLL
     for (uint32_t at = block_index() + slot * block_count(); at < heads(args); at += kTeams * block_count()) {
       State state;
@@ -197,10 +210,17 @@ struct EngineHeads {
       matrix_pin(s[0]);
       if (!whole) Rows::mask_scores(s, args.forward.rows.prefix, 0);
       fold(state, s, unit, p);
-      if (before != kRing) release(before);
+      if (before != kRing) {
+        release(before);
+        if (kLoadsItself && thread_index() == 0 && at + block_count() < heads(args)) {
+          phase_wait(kEmpty + 8 * before, parity_before);
+          load(args, at + block_count(), before);
+        }
+      }
       multiply_values(state, p, slot, parity);
       finish(args, state, at, slot, unit);
       before = slot;
+      parity_before = parity;
       slot += kTeams;
       if (slot >= kRing) {
         slot -= kRing;
@@ -211,7 +231,7 @@ struct EngineHeads {
   }
 
   TSRI_DEVICE_MEMBER void block(const Args &args) {
-    if (thread_index() == kMultiplying) {
+    if (thread_index() == (kLoadsItself ? 0 : kMultiplying)) {
       tensor_prefetch(args.q);
       tensor_prefetch(args.k);
       tensor_prefetch(args.v);
@@ -223,14 +243,18 @@ struct EngineHeads {
         phase_init(kEmpty + 8 * n, kTeamThreads / 32);
       }
       phase_init_done();
+      wait_for_earlier();
+      load_first(args); // before the others are ready to wait for it
     }
     store_bands(args);
     sync_block();
     wait_for_earlier();
     release_later();
-    if (thread_index() >= kMultiplying) {
+    if constexpr (kLoadsItself) {
+      multiply(args);
+    } else if (thread_index() >= kMultiplying) {
       fewer_registers<kLoadRegisters>();
-      if (thread_index() == kMultiplying) load(args);
+      if (thread_index() == kMultiplying) load_others(args);
     } else {
       more_registers<kMultiplyRegisters>();
       multiply(args);

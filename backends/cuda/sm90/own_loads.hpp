@@ -34,12 +34,14 @@ struct OwnLoads {
       P::template load<P::kBytesK, P::kPieceK>(P::kK + slot * P::kBytesK, args.k, P::kFullK + 8 * slot, box.row,
                                                box.head, box.batch);
   }
+  // Of a warpgroup, by its first thread.
   TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i, int thread) {
-    if (thread != 0 || i >= P::items()) return;
+    if (thread % kWarpgroup != 0 || i >= P::items()) return;
     const WorkItem &item = P::item_at(i);
-    const uint32_t buffer = P::q_buffer(i, 0);
+    const int group = thread / kWarpgroup;
+    const uint32_t buffer = P::q_buffer(i, group);
     P::template load<P::kBytesQ, P::kPieceQ>(P::kQ + buffer * P::kBytesQ, args.q, P::kFullQ + 8 * buffer,
-                                             item.slot_begin + item.row0, item.h, item.q_batch);
+                                             item.slot_begin + item.row0 + 64 * group, item.h, item.q_batch);
   }
 };
 

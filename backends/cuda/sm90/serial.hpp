@@ -28,7 +28,7 @@ struct SerialLoop {
   using State = typename P::State;
   using Scores = typename P::Scores;
   using Own = OwnLoads<P>;
-  static_assert(P::kLoadsItself && P::kRing == 1 && P::kBuffersQ == 2, "one buffer of keys and of values");
+  static_assert(P::kLoadsItself && P::kBuffersQ == 2, "queries come while those before are multiplied");
 
   // Probabilities of a tile and their product with its values; first: of the first tile of a piece.
   TSRI_DEVICE_MEMBER void fold_values(State &state, Scores &s, float unit, MatrixTile v, bool first) {
@@ -62,12 +62,12 @@ struct SerialLoop {
 
   // Room for queries: buffers of the piece before i are free when every warp's part of O has been read.
   TSRI_DEVICE_MEMBER void ask_for_queries(const Args &args, int i, int thread) {
-    const uint32_t buffer = P::q_buffer(i - 1, 0);
+    const uint32_t buffer = P::q_buffer(i - 1, thread / kWarpgroup);
     if (thread % 32 == 0) {
       bulk_wait_read();
       phase_arrive(P::kEmptyQ + 8 * buffer);
     }
-    if (thread == 0 && i + 1 < P::items())
+    if (thread % kWarpgroup == 0 && i + 1 < P::items())
       phase_wait(P::kEmptyQ + 8 * buffer, static_cast<uint32_t>(i - 1) / P::kBuffersQ & 1);
     Own::ask_for_queries(args, i + 1, thread);
   }
@@ -93,6 +93,7 @@ struct SerialLoop {
   }
 
   TSRI_DEVICE_MEMBER void run(const Args &args) {
+    static_assert(P::kRing == 1, "one buffer of keys and of values");
     const float unit = P::unit_of(args);
     if (P::items() == 0) return;
     int thread = thread_index();
