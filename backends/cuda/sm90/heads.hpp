@@ -199,16 +199,18 @@ struct EngineHeads {
     const int team = thread_index() / kTeamThreads;
     const float unit = args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
     const bool whole = sees_all(args);
+    uint32_t at = block_index() + static_cast<uint32_t>(team) * block_count();
+    if (at >= heads(args)) return;
     uint32_t slot = static_cast<uint32_t>(team), parity = 0, before = kRing, parity_before = 0;
+    State state;
+    Scores s;
+    start_scores(s, slot, parity);
     TSRI_NO_UNROLL
-    for (uint32_t at = block_index() + slot * block_count(); at < heads(args); at += kTeams * block_count()) {
-      State state;
-      Scores s;
-      uint32_t p[kCon][4];
-      start_scores(s, slot, parity);
+    for (;;) {
       matrix_wait<0>();
       matrix_pin(s[0]);
       if (!whole) Rows::mask_scores(s, args.forward.rows.prefix, 0);
+      uint32_t p[kCon][4];
       fold(state, s, unit, p);
       if (before != kRing) {
         release(before);
@@ -218,7 +220,6 @@ struct EngineHeads {
         }
       }
       multiply_values(state, p, slot, parity);
-      finish(args, state, at, slot, unit);
       before = slot;
       parity_before = parity;
       slot += kTeams;
@@ -226,7 +227,12 @@ struct EngineHeads {
         slot -= kRing;
         parity ^= 1;
       }
+      at += kTeams * block_count();
+      if (at >= heads(args)) break;
+      start_scores(s, slot, parity);
+      finish(args, state, at - kTeams * block_count(), before, unit);
     }
+    finish(args, state, at - kTeams * block_count(), before, unit);
     if (thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 

@@ -50,6 +50,28 @@ struct SharedSerialLoop {
     if (thread % kWarpgroup == 0) phase_arrive(empty);
   }
 
+  // Of an item's last tiles of keys those that no row of the warpgroup sees, but of one tile at least none.
+  TSRI_DEVICE_MEMBER int32_t unseen(const WorkItem &item, int group) {
+    if (item.whole || item.tiles.count == 1) return 0;
+    const int32_t i = smaller(item.i0 + 64 * group + 63, item.queries - 1);
+    const RowBand last = work_band(item, i); // of rows in order the last one sees furthest
+    int32_t seen = item.tiles.head;
+    if (last.lo < last.hi) seen += larger(ceil_div(last.hi, P::kTileK) - item.tiles.band, 0);
+    return item.tiles.count - smaller(larger(seen, 1), item.tiles.count);
+  }
+  // Passes over the `count` last tiles of piece i, of which the first is number t of the block.
+  TSRI_DEVICE_MEMBER void pass_over(const Args &args, int i, int32_t count, uint32_t t, int thread) {
+    if (thread % kWarpgroup != 0) return;
+    for (; count > 0; --count, ++t) {
+      const uint32_t slot = P::template slot_of<P::kRing>(t), parity = P::template parity_of<P::kRing>(t);
+      if (thread == static_cast<int>(t % P::kGroups) * kWarpgroup) ask_ahead(args, i, count, kAhead, t + kAhead);
+      phase_wait(P::kFullK + 8 * slot, parity); // in step with those that read it
+      phase_arrive(P::kEmptyK + 8 * slot);
+      phase_wait(P::kFullV + 8 * slot, parity);
+      phase_arrive(P::kEmptyV + 8 * slot);
+    }
+  }
+
   TSRI_DEVICE_MEMBER void run(const Args &args) {
     const float unit = P::unit_of(args);
     if (P::items() == 0) return;
@@ -62,7 +84,7 @@ struct SharedSerialLoop {
     Own::ask_for_queries(args, 1, thread);
     uint32_t t = 0; // number of the tile
     int i = 0;
-    int32_t left = P::item_at(0).tiles.count;
+    int32_t left = P::item_at(0).tiles.count, over = unseen(P::item_at(0), thread / kWarpgroup);
     phase_wait(P::kFullQ + 8 * P::q_buffer(0, thread / kWarpgroup), 0);
     P::multiply_keys(s, 0, 0, thread / kWarpgroup);
     P::start_state(state);
@@ -85,15 +107,19 @@ struct SharedSerialLoop {
         Rows::rescale(state, alpha);
       const uint32_t slot = P::template slot_of<P::kRing>(t), v_tile = P::kV + slot * P::kBytesV;
       phase_wait(P::kFullV + 8 * slot, P::template parity_of<P::kRing>(t));
-      if (left == 1 && P::item_at(i).keys - key0 < P::kTileK)
+      if (left == 1 + over && P::item_at(i).keys - key0 < P::kTileK)
         P::clear_tail(v_tile, P::item_at(i).keys - key0, thread / kWarpgroup);
       Serial::fold_values(state, s, unit, matrix_tile(v_tile, P::kPieceK), first());
       matrix_wait<0>();
       matrix_pin(state.out[0]);
       release(P::kEmptyV + 8 * P::template slot_of<P::kRing>(t), thread);
-      const bool last = left == 1;
-      if (last && i + 1 == P::items()) break;
+      const bool last = left == 1 + over;
       ++t;
+      if (last) {
+        pass_over(args, i, over, t, thread);
+        t += static_cast<uint32_t>(over);
+      }
+      if (last && i + 1 == P::items()) break;
       if (last)
         phase_wait(P::kFullQ + 8 * P::q_buffer(i + 1, thread / kWarpgroup),
                    static_cast<uint32_t>(i + 1) / P::kBuffersQ & 1);
@@ -103,6 +129,7 @@ struct SharedSerialLoop {
         P::finish(args, state, P::item_at(i), unit, P::buffer_o(i));
         ++i;
         left = P::item_at(i).tiles.count;
+        over = unseen(P::item_at(i), thread / kWarpgroup);
         state.l[0] = state.l[1] = Softmax::start_sum();
         full = P::start_rows(P::item_at(i));
       }
