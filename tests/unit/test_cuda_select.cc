@@ -103,6 +103,31 @@ Test(cuda_select, pages) {
             std::string::npos);
 }
 
+// Heads of one tile have a row of their own, short ones one whose warpgroups share tiles; long ones neither.
+Test(cuda_select, short_heads) {
+  for (tsr_dtype dtype : {TSR_DTYPE_F16, TSR_DTYPE_BF16}) {
+    expect_row(h200, problem_of(128, 16, 16, 128, 128, 64, 64, dtype), "_edge__sm90_heads_128x128");
+    expect_row(h200, problem_of(128, 16, 4, 100, 77, 64, 64, dtype), "_edge__sm90_heads_128x128");
+    for (int64_t n : {256, 512, 1024})
+      expect_row(h200, problem_of(16384 / n, 16, 16, n, n, 64, 64, dtype), "_d64_edge__sm90_256x128");
+    expect_row(h200, problem_of(4, 16, 16, 4096, 4096, 64, 64, dtype), "_d64_edge__sm90_192x128");
+  }
+  tsr_problem p = problem_of(128, 16, 16, 128, 129, 64, 64);
+  expect_row(h200, p, "_edge__sm90_");
+  cr_expect(select(h200, p).refusals.find("128 queries and 129 keys; this kernel takes up to 128, and 1 to 128") !=
+            std::string::npos);
+  p = problem_of(128, 16, 16, 128, 128, 64, 64);
+  p.arrays = TSR_ARRAY_USED_K;
+  cr_expect(select(h200, p).refusals.find("arrays tell sequences apart; this kernel takes heads that are alike") !=
+            std::string::npos);
+  p = problem_of(128, 16, 16, 128, 128, 64, 64);
+  p.arrays = TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K;
+  p.total_q = p.total_k = 128 * 100;
+  expect_row(h200, p, "_edge__sm90_");
+  cr_expect(select(h200, p).refusals.find("sequences are packed; this kernel takes heads of one size") !=
+            std::string::npos);
+}
+
 // Rows with score steps take what has none as well, and slower.
 Test(cuda_select, steps_cost) {
   for (int64_t dim : {64, 80, 128, 256})

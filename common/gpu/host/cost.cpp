@@ -42,6 +42,8 @@ constexpr double kEngineNarrow = 20;      // more where few keys make a product,
 constexpr double kEngineExponents = 0.88; // of the time of exponentials, of which a part hides
 constexpr double kEngineBeside = 1.18;    // small blocks beside one another: a tile,
 constexpr double kEngineBesideItem = 0.95; // and the rest
+constexpr double kEngineShared = 1.14;    // four warpgroups of one block: a tile,
+constexpr double kEngineSharedItem = 0.7; // and the rest
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 // Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
@@ -98,6 +100,11 @@ double bytes_of(tsr_dtype dtype) { return static_cast<double>(tsri_dtype_bits(dt
 
 } // namespace
 
+// Rows of the copy engine whose block has four warpgroups, each of which passes over what it does not see.
+static bool shares_tiles(const Row &row) {
+  return row.family == Family::kEngineForward && (row.engine.heads || row.tile_q == 4 * row.engine.box_q);
+}
+
 Visits count_visits(const Row &row, const tsr_resolved &problem) {
   constexpr int64_t kSamples = 64;
   const tsr_problem &p = problem.p;
@@ -111,7 +118,8 @@ Visits count_visits(const Row &row, const tsr_resolved &problem) {
   const tsri_mask_rule rule = tsri_problem_rule(&p, sq, sk);
   // A split row's tile holds the query heads of a group, so fewer queries.
   const int64_t group = row.family == Family::kSplit ? problem.group : 1;
-  const int64_t rows = row.tile_q / group > 1 ? row.tile_q / group : 1;
+  const int64_t tile_q = shares_tiles(row) ? row.tile_q / (row.engine.heads ? 1 : 4) : row.tile_q;
+  const int64_t rows = tile_q / group > 1 ? tile_q / group : 1;
   const int64_t tiles = (sq + rows - 1) / rows, samples = min64(tiles, kSamples);
   const double key_tile = row.tile_k;
   for (int64_t s = 0; s < samples; ++s) {
@@ -183,12 +191,12 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   const double scores = static_cast<double>(row.tile_q) * row.tile_k;
   const double products = 2 * scores * (row.dim_qk + row.dim_v) /
                           (device_flops(facts.arch) * 2 / static_cast<double>(tsri_dtype_bytes(row.dtype)));
-  const bool beside = row.engine.blocks > 1;
+  const bool beside = row.engine.blocks > 1, shared = shares_tiles(row);
   // Few keys to a product use shared memory less well.
   const double tile = (products * kEngineProducts * (1 + kEngineNarrow / row.tile_k) +
                        scores / 16 * kEngineExponents + scores * steps_cycles(row, problem.p)) *
-                      (beside ? kEngineBeside : 1);
-  const double item = kEngineItem * row.tile_q / 64 * (beside ? kEngineBesideItem : 1);
+                      (shared ? kEngineShared : beside ? kEngineBeside : 1);
+  const double item = kEngineItem * row.tile_q / 64 * (shared ? kEngineSharedItem : beside ? kEngineBesideItem : 1);
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
   const double each = ceil_div(tiles, facts.processors);
