@@ -68,8 +68,7 @@ struct EngineForward {
   static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
   static constexpr uint32_t kList = kEmptyV + 8 * kStages;
   static constexpr uint32_t kDropKey = kList + sizeof(WorkList);
-  static constexpr uint32_t kEnds = kDropKey + sizeof(tsri_dropout_key); // a word of every warp, see shared_serial.hpp
-  static_assert(kEnds + 4 * (kThreads / 32) <= Rows::kBands, "in front of the bands");
+  static_assert(kDropKey + sizeof(tsri_dropout_key) <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
   // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
   // queries end often.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward of heads that are one tile of queries and one of keys, for compute capability 9.0. Such a problem moves as
-// many bytes as it computes, so a block is a stream: three warps ask the copy engine for Q, K and V of the heads to
-// come, as many as there is room for, and two teams of warpgroups take heads in turn, each warpgroup 64 queries of its
+// many bytes as it computes, so a block is a stream: one thread asks the copy engine for Q, K and V of the heads to
+// come, as many as there are slots, and two teams of warpgroups take heads in turn, each warpgroup 64 queries of its
 // team's. With one tile of keys there is no recurrence and no list of work: scores, maximum, probabilities, product
-// with V, O by way of the rows that its queries came in, one after the other; what a warpgroup waits for the three
-// others fill.
+// with V, one after the other; what a warpgroup waits for the three others fill. O leaves by way of the rows that its
+// queries came in.
 //
 // All heads have the same rows, so what masks need is found once, and nothing is read of the caller's memory for it:
 // no arrays of lengths. Otherwise the problems are those of `edge` rows in forward.hpp.
@@ -23,7 +23,7 @@
 namespace tessera {
 namespace gpu {
 
-template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kRingQ, int kRing>
+template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv, int kSlots>
 struct EngineHeads {
   using U = MmaSync<E>;
   using Args = EngineForwardArgs;
@@ -36,17 +36,15 @@ struct EngineHeads {
   using Scores = typename Rows::Scores;
   static constexpr int kCon = Rows::kCon;
   static_assert(kDqk == 64 && kDv == 64 && Rows::kFree == 1, "rows of 128 bytes, 64 queries a warpgroup");
+  static_assert(kSlots % kTeams == 0, "a slot is always the same team's");
 
-  // Buffers of queries, keys and values, each a ring. Barriers: full when the copy engine has filled a buffer; empty
-  // when both warpgroups of the team have read it, or every warp's rows of O have left it.
+  // A slot: Q, and O in its place, K, V. Barriers: Q and K are there; V is; every warp of the team is done with it.
   static constexpr uint32_t kBytesQ = kTileQ * 128, kBytesK = kTileK * 128;
-  static constexpr uint32_t kFullQ = 0, kEmptyQ = kFullQ + 8 * kRingQ, kFullK = kEmptyQ + 8 * kRingQ;
-  static constexpr uint32_t kEmptyK = kFullK + 8 * kRing, kFullV = kEmptyK + 8 * kRing, kEmptyV = kFullV + 8 * kRing;
-  static_assert(kEmptyV + 8 * kRing <= Rows::kBands, "in front of the bands");
-  static_assert(kRingQ >= kTeams && kRing >= kTeams, "every team has a head");
-  static constexpr uint32_t kQ = ceil_div(Rows::kBands + kTeams * kTileQ * sizeof(RowBand), 1024) * 1024;
-  static constexpr uint32_t kK = kQ + kRingQ * kBytesQ, kV = kK + kRing * kBytesK;
-  static constexpr uint32_t kSharedBytes = kV + kRing * kBytesK;
+  static constexpr uint32_t kSlot = kBytesQ + 2 * kBytesK;
+  static constexpr uint32_t kFull = 0, kFullV = kFull + 8 * kSlots, kEmpty = kFullV + 8 * kSlots;
+  static_assert(kEmpty + 8 * kSlots <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kTiles = ceil_div(Rows::kBands + kTeams * kTileQ * sizeof(RowBand), 1024) * 1024;
+  static constexpr uint32_t kSharedBytes = kTiles + kSlots * kSlot;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
   // Registers: even shares at the start, in steps of 8, and then what the loading warpgroup leaves.
@@ -64,50 +62,38 @@ struct EngineHeads {
     return static_cast<int32_t>(b);
   }
 
-  // Where the next head's buffer of a ring is.
-  struct Place {
-    uint32_t slot, parity;
-  };
-  template <int kSlots>
-  TSRI_DEVICE_MEMBER void advance(Place &place, int heads) {
-    place.slot += static_cast<uint32_t>(heads);
-    if (place.slot >= kSlots) {
-      place.slot -= kSlots;
-      place.parity ^= 1;
-    }
-  }
-
-  // Queries, or keys or values, of all heads of the block; by one thread.
-  template <int kSlots, uint32_t kBytes>
-  TSRI_DEVICE_MEMBER void load(const Args &args, const TensorMap &map, int group, uint32_t to, uint32_t full,
-                               uint32_t empty) {
-    Place place = {0, 1}; // empty buffers are there from the start
+  TSRI_DEVICE_MEMBER void load(const Args &args) {
+    uint32_t slot = 0, parity = 1; // empty slots are there from the start
     for (uint32_t at = block_index(); at < heads(args); at += block_count()) {
+      const uint32_t to = kTiles + slot * kSlot;
       int32_t h;
-      const int32_t b = batch_of(args, at, &h);
-      phase_wait(empty + 8 * place.slot, place.parity);
-      phase_expect(full + 8 * place.slot, kBytes);
-      tensor_load(to + place.slot * kBytes, map, full + 8 * place.slot, 0, 0, h / group, b);
-      advance<kSlots>(place, 1);
+      const int32_t b = batch_of(args, at, &h), kv = h / args.forward.call.group;
+      phase_wait(kEmpty + 8 * slot, parity);
+      phase_expect(kFull + 8 * slot, kBytesQ + kBytesK);
+      tensor_load(to + kBytesQ, args.k, kFull + 8 * slot, 0, 0, kv, b);
+      tensor_load(to, args.q, kFull + 8 * slot, 0, 0, h, b);
+      phase_expect(kFullV + 8 * slot, kBytesK);
+      tensor_load(to + kBytesQ + kBytesK, args.v, kFullV + 8 * slot, 0, 0, kv, b);
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
     }
   }
 
   // First row of the calling warp.
   TSRI_DEVICE_MEMBER int first_row() { return Rows::wave_row() % kTileQ; }
 
-  TSRI_DEVICE_MEMBER void multiply_keys(Scores &s, Place queries, Place keys) {
-    phase_wait(kFullQ + 8 * queries.slot, queries.parity);
-    phase_wait(kFullK + 8 * keys.slot, keys.parity);
-    const uint32_t rows = kQ + queries.slot * kBytesQ + static_cast<uint32_t>(first_row()) / 64 * (64 * 128);
-    const MatrixTile q = matrix_fresh(matrix_tile(rows, 16));
-    const MatrixTile k = matrix_fresh(matrix_tile(kK + keys.slot * kBytesK, 16));
+  TSRI_DEVICE_MEMBER void start_scores(Scores &s, uint32_t slot, uint32_t parity) {
+    phase_wait(kFull + 8 * slot, parity);
+    const uint32_t to = kTiles + slot * kSlot;
+    MatrixTile q = matrix_fresh(matrix_tile(to + static_cast<uint32_t>(first_row()) / 64 * (64 * 128), 16));
+    MatrixTile k = matrix_fresh(matrix_tile(to + kBytesQ, 16));
     matrix_begin();
     TSRI_UNROLL
     for (int t = 0; t < kDqk / 16; ++t)
       matrix_product<false, false>(E{}, s[0], matrix_at(q, t * 32), matrix_at(k, t * 32), t > 0);
     matrix_commit();
-    matrix_wait<0>();
-    matrix_pin(s[0]);
   }
 
   // Probabilities as the operand of their product with V, and their sums.
@@ -133,9 +119,9 @@ struct EngineHeads {
     for (int r = 0; r < 2; ++r) state.l[r] = sum[r][0] + sum[r][1];
   }
 
-  TSRI_DEVICE_MEMBER void multiply_values(State &state, const uint32_t (&p)[kCon][4], Place values) {
-    phase_wait(kFullV + 8 * values.slot, values.parity);
-    const MatrixTile v = matrix_fresh(matrix_tile(kV + values.slot * kBytesK, kBytesK));
+  TSRI_DEVICE_MEMBER void multiply_values(State &state, const uint32_t (&p)[kCon][4], uint32_t slot, uint32_t parity) {
+    phase_wait(kFullV + 8 * slot, parity);
+    MatrixTile v = matrix_fresh(matrix_tile(kTiles + slot * kSlot + kBytesQ + kBytesK, kBytesK));
     matrix_begin();
     TSRI_UNROLL
     for (int c = 0; c < kCon; ++c)
@@ -145,7 +131,7 @@ struct EngineHeads {
     matrix_pin(state.out[0]);
   }
 
-  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, uint32_t at, uint32_t buffer, float unit) {
+  TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, uint32_t at, uint32_t slot, float unit) {
     const Call &call = args.forward.call;
     const int first = first_row();
     const int32_t rows = args.forward.rows.sq;
@@ -163,8 +149,8 @@ struct EngineHeads {
         call.a.lse[tsri_row_offset(call.p.lse.stride, b, h, row)] = ends[r].lse;
     }
     if (args.copies_out)
-      store_by_engine<U, Rows::kOut, kBytesQ>(state.out[0], buffer + static_cast<uint32_t>(first) * 128, args.o,
-                                              first, h, b);
+      store_by_engine<U, Rows::kOut, kBytesQ>(state.out[0], kTiles + slot * kSlot + static_cast<uint32_t>(first) * 128,
+                                              args.o, first, h, b);
     else
       store_registers<U, Rows::kOut>(state.out[0], call.p.o, call.a.o, tsri_row_offset(call.p.o.stride, b, h, 0), rows,
                                      first, static_cast<int>(call.p.dim_v));
@@ -190,39 +176,36 @@ struct EngineHeads {
     shared_at<RowBand>(Rows::kBands + static_cast<uint32_t>(thread) * 8) = band;
   }
 
-  // By the first thread of a warpgroup, whose products have ended.
-  TSRI_DEVICE_MEMBER void release(uint32_t empty) {
-    if (thread_index() % kWarpgroup == 0) phase_arrive(empty);
-  }
-  // By every warp: its rows of O have left the buffer.
-  TSRI_DEVICE_MEMBER void release_queries(uint32_t slot) {
+  TSRI_DEVICE_MEMBER void release(uint32_t slot) {
     if (thread_index() % 32 != 0) return;
     bulk_wait_read();
-    phase_arrive(kEmptyQ + 8 * slot);
+    phase_arrive(kEmpty + 8 * slot);
   }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
-    const uint32_t team = static_cast<uint32_t>(thread_index() / kTeamThreads);
+    const int team = thread_index() / kTeamThreads;
     const float unit = args.forward.call.p.scale * static_cast<float>(TSRI_LOG2E);
     const bool whole = sees_all(args);
-    Place queries = {team, 0}, keys = {team, 0};
-    uint32_t before = kRingQ; // the buffer that O of the last head leaves by
+    uint32_t slot = static_cast<uint32_t>(team), parity = 0, before = kSlots;
     TSRI_NO_UNROLL
-    for (uint32_t at = block_index() + team * block_count(); at < heads(args); at += kTeams * block_count()) {
+    for (uint32_t at = block_index() + slot * block_count(); at < heads(args); at += kTeams * block_count()) {
       State state;
       Scores s;
       uint32_t p[kCon][4];
-      multiply_keys(s, queries, keys);
-      release(kEmptyK + 8 * keys.slot);
+      start_scores(s, slot, parity);
+      matrix_wait<0>();
+      matrix_pin(s[0]);
       if (!whole) Rows::mask_scores(s, args.forward.rows.prefix, 0);
       fold(state, s, unit, p);
-      if (before != kRingQ) release_queries(before);
-      multiply_values(state, p, keys);
-      release(kEmptyV + 8 * keys.slot);
-      finish(args, state, at, kQ + queries.slot * kBytesQ, unit);
-      before = queries.slot;
-      advance<kRingQ>(queries, kTeams);
-      advance<kRing>(keys, kTeams);
+      if (before != kSlots) release(before);
+      multiply_values(state, p, slot, parity);
+      finish(args, state, at, slot, unit);
+      before = slot;
+      slot += kTeams;
+      if (slot >= kSlots) {
+        slot -= kSlots;
+        parity ^= 1;
+      }
     }
     if (thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
@@ -234,16 +217,10 @@ struct EngineHeads {
       tensor_prefetch(args.v);
       if (args.copies_out) tensor_prefetch(args.o);
       TSRI_NO_UNROLL
-      for (uint32_t n = 0; n < kRingQ; ++n) {
-        phase_init(kFullQ + 8 * n, 1);
-        phase_init(kEmptyQ + 8 * n, kTeamThreads / 32);
-      }
-      TSRI_NO_UNROLL
-      for (uint32_t n = 0; n < kRing; ++n) {
-        phase_init(kFullK + 8 * n, 1);
-        phase_init(kEmptyK + 8 * n, kTeamThreads / kWarpgroup);
+      for (uint32_t n = 0; n < kSlots; ++n) {
+        phase_init(kFull + 8 * n, 1);
         phase_init(kFullV + 8 * n, 1);
-        phase_init(kEmptyV + 8 * n, kTeamThreads / kWarpgroup);
+        phase_init(kEmpty + 8 * n, kTeamThreads / 32);
       }
       phase_init_done();
     }
@@ -253,10 +230,7 @@ struct EngineHeads {
     release_later();
     if (thread_index() >= kMultiplying) {
       fewer_registers<kLoadRegisters>();
-      const int group = args.forward.call.group;
-      if (thread_index() == kMultiplying) load<kRing, kBytesK>(args, args.k, group, kK, kFullK, kEmptyK);
-      if (thread_index() == kMultiplying + 32) load<kRingQ, kBytesQ>(args, args.q, 1, kQ, kFullQ, kEmptyQ);
-      if (thread_index() == kMultiplying + 64) load<kRing, kBytesK>(args, args.v, group, kV, kFullV, kEmptyV);
+      if (thread_index() == kMultiplying) load(args);
     } else {
       more_registers<kMultiplyRegisters>();
       multiply(args);

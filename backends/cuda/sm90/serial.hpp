@@ -37,10 +37,10 @@ struct SerialLoop {
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) minus_ready[r] = -Softmax::ready_reference(unit, state.m[r]);
     matrix_pin(state.out[0]);
-    uint32_t p[2][4];
     TSRI_UNROLL
     for (int c = 0; c < Rows::kCon; ++c) {
       float(&x)[8] = s[0][c].x;
+      uint32_t p[4];
       TSRI_UNROLL
       for (int e = 0; e < 8; ++e) {
         const int r = U::slot(e);
@@ -48,15 +48,13 @@ struct SerialLoop {
         (e & 1 ? more : state.l)[r] += x[e];
       }
       TSRI_UNROLL
-      for (int r = 0; r < 4; ++r) p[c % 2][r] = E::pack(x[2 * r], x[2 * r + 1]);
-      if (c % 2 == 0) continue;
+      for (int r = 0; r < 4; ++r) p[r] = E::pack(x[2 * r], x[2 * r + 1]);
       matrix_begin();
-      matrix_product_registers<true>(E{}, state.out[0], p[0], matrix_at(v, static_cast<uint32_t>(c - 1) * 2048),
-                                     c > 1 || !first);
-      matrix_product_registers<true>(E{}, state.out[0], p[1], matrix_at(v, static_cast<uint32_t>(c) * 2048), true);
+      matrix_product_registers<true>(E{}, state.out[0], p, matrix_at(v, static_cast<uint32_t>(c) * 2048),
+                                     c > 0 || !first);
       matrix_commit();
       // Sums in time: the assembler would keep what they are made of instead.
-      if (c + 1 < Rows::kCon) matrix_after(state.l[0] + state.l[1] + more[0] + more[1]);
+      if (c % 2 == 1 && c + 1 < Rows::kCon) matrix_after(state.l[0] + state.l[1] + more[0] + more[1]);
     }
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) state.l[r] += more[r];
