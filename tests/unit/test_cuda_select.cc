@@ -110,7 +110,13 @@ Test(cuda_select, short_heads) {
     expect_row(h200, problem_of(128, 16, 4, 100, 77, 64, 64, dtype), "_edge__sm90_heads_128x128");
     for (int64_t n : {256, 512, 1024})
       expect_row(h200, problem_of(16384 / n, 16, 16, n, n, 64, 64, dtype), "_d64_edge__sm90_256x128");
-    expect_row(h200, problem_of(4, 16, 16, 4096, 4096, 64, 64, dtype), "_d64_edge__sm90_192x128");
+    for (int64_t n : {2048, 4096})
+      expect_row(h200, problem_of(16384 / n, 16, 16, n, n, 64, 64, dtype), "_d64_edge__sm90_192x128");
+    for (int64_t n : {128, 256, 512, 1024, 2048}) {
+      tsr_problem p = problem_of(16384 / n, 16, 16, n, n, 64, 64, dtype);
+      p.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+      expect_row(h200, p, n == 128 ? "_edge__sm90_heads_128x128" : "_d64_edge__sm90_256x128");
+    }
   }
   tsr_problem p = problem_of(128, 16, 16, 128, 129, 64, 64);
   expect_row(h200, p, "_edge__sm90_");

@@ -286,7 +286,8 @@ bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, 
   const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
   const int64_t most = (row.engine.items - 2) / 2;
   const int64_t held = static_cast<int64_t>(facts.processors) * row.engine.blocks;
-  if (row.engine.heads) return set_blocks(min64(held, cut->blocks), cut, why); // no list, whatever their number
+  // No list, whatever their number; and as few blocks as take no longer: those that end early leave memory idle.
+  if (row.engine.heads) return set_blocks(ceil_div(cut->blocks, ceil_div(cut->blocks, held)), cut, why);
   // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
   const int64_t rounds = max64(1, ceil_div(ceil_div(pairs, most), held));
   return set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why);
