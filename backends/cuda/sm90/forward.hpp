@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward of compute capability 9.0: one warp feeds the copy engine with keys and values and one with queries,
-// two or three warpgroups of 64 queries multiply (wgmma) and fold. Blocks stay and go from one tile of
-// queries to the next; for a warpgroup all tiles of keys of all its tiles of queries are one sequence, in which
-// the scores of a tile are made while the values of the tile before are multiplied (Shah et al. 2024,
+// two or three warpgroups of 64 queries multiply (wgmma) and fold; four: see shared_serial.hpp. Blocks stay and go
+// from one tile of queries to the next; for a warpgroup all tiles of keys of all its tiles of queries are one
+// sequence, in which the scores of a tile are made while the values of the tile before are multiplied (Shah et al. 2024,
 // "FlashAttention-3", algorithm 2), also where a new tile of queries begins. Between warpgroups, kTurns
 // lets one have the tensor cores while another is in its exponentials (section 3.1 there).
 //
