@@ -14,6 +14,7 @@
 
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/epilogue.hpp"
+#include "common/gpu/forward_pairs.hpp"
 #include "common/gpu/forward_pieces.hpp"
 #include "common/gpu/forward_sliced.hpp"
 #include "common/gpu/forward_staged.hpp"
@@ -45,10 +46,17 @@ struct Forward {
   using Args = ForwardArgs;
   static constexpr int kTileQ = kTileQ_, kTileK = kTileK_, kKeyStages = kStages, kOutColumns = kDv;
   static constexpr int kThreads = kWaves * U::kWave;
-  static constexpr int kFree = kTileQ / (kWaves * U::kFree); // accumulators along the queries
-  static constexpr int kCon = kTileK / U::kCon;              // and along the keys
+  // Walks in pieces of keys, see forward_pieces.hpp; where O is wide two waves share rows, see forward_pairs.hpp.
+  template <class T>
+  static constexpr bool kDown = LaneCopies<T, kThreads>::kRegular;
+  static constexpr bool kPieces = !kAny && !kPaged && !Operands<U>::kTurned && !U::kStaged && !U::kSplits &&
+                                  sizeof(E) == 2 && RowLanes<U>::value > 0 && kDqk == kDv && kTileK % 32 == 0 &&
+                                  kDown<Tile<E, kTileQ, kDqk>> && kDown<Tile<E, kTileK, kDqk>>;
+  static constexpr int kShare = kPieces && kDv > 128 ? 2 : 1; // waves to a row
+  static constexpr int kFree = kTileQ * kShare / (kWaves * U::kFree); // accumulators along the queries
+  static constexpr int kCon = kTileK / U::kCon;                       // and along the keys
   static constexpr int kDepth = kSlice / U::kStep;
-  static constexpr int kOut = kDv / U::kCon; // and along the columns of O
+  static constexpr int kOut = kDv / (U::kCon * kShare); // and along the columns of O
   static constexpr int kApply = U::kCon / U::kApplyStep;
   static constexpr int kSlots = kFree * U::kRows; // queries of a lane
   // Turned: operands of two key tiles, and copies of a third; see turned.hpp.
@@ -81,17 +89,13 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  // Walks in pieces of keys, see forward_pieces.hpp: of one stage, whose K makes way for the next, a piece is a tile.
-  template <class T>
-  static constexpr bool kDown = LaneCopies<T, kThreads>::kRegular;
-  static constexpr bool kPieces = !kAny && !kPaged && !kTurned && !U::kStaged && !U::kSplits && sizeof(E) == 2 &&
-                                  RowLanes<U>::value > 0 && kDqk == kDv && kTileK % 32 == 0 &&
-                                  kDown<Tile<E, kTileQ, kDqk>> && kDown<Tile<E, kTileK, kDqk>>;
-  static constexpr int kPieceKeys = kStages == 1 ? kTileK : 32;
+  // Of one stage, whose K makes way for the next, a piece is a tile.
+  static constexpr int kPieceKeys = kShare > 1 ? kTileK / kShare : kStages == 1 ? kTileK : 32;
   static constexpr uint32_t kMaxima = kCopyV + (kTurned ? CopyV::kBytes : 0);
   static constexpr uint32_t kSides = kMaxima + (kPieces ? kThreads * kSlots * 4 : 0);
   static constexpr uint32_t kWalk = kSides + (kPieces ? kThreads * 2 * 16 : 0);
-  static constexpr uint32_t kEnd = kWalk + (kPieces ? sizeof(PieceWalk) : 0);
+  static constexpr uint32_t kPairs = ceil_div(kWalk + (kPieces ? sizeof(PieceWalk) : 0), 16) * 16;
+  static constexpr uint32_t kEnd = kPairs + (kShare > 1 ? pair_bytes(kThreads, kFree * U::kFree, kPieceKeys) : 0);
   // O leaves through shared memory, in two parts where that makes room for another block.
   static constexpr int kParts =
       U::kStaged && kOut % 2 == 0 && kDv / 2 * sizeof(E) % 128 == 0 && kQ + TileO::kBytes > kEnd ? 2 : 1;
@@ -103,7 +107,7 @@ struct Forward {
                                                                                         : 2;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
-  static_assert(kFree >= 1 && kTileQ == kFree * kWaves * U::kFree, "whole accumulators per wave");
+  static_assert(kFree >= 1 && kTileQ * kShare == kFree * kWaves * U::kFree, "whole accumulators per wave");
 
   // What a wave carries from tile to tile.
   struct State {
@@ -115,7 +119,9 @@ struct Forward {
 
   TSRI_DEVICE_MEMBER int wave() { return wave_index(U::kWave); }
   // First row of the wave, relative to the tile.
-  TSRI_DEVICE_MEMBER int wave_row() { return wave() * kFree * U::kFree; }
+  TSRI_DEVICE_MEMBER int wave_row() { return wave() / kShare * kFree * U::kFree; }
+  // First column of O of the wave, of the block's.
+  TSRI_DEVICE_MEMBER int wave_column() { return kShare > 1 ? wave() % kShare * kOut * U::kCon : 0; }
 
   // Scores of a tile of keys at `k_tile`.
   TSRI_DEVICE_MEMBER void score_tile(Scores &s, uint32_t k_tile, uint32_t q_offset,
@@ -532,7 +538,7 @@ struct Forward {
         if (!all) its.writes = shuffle(static_cast<uint32_t>(end.writes), owner) != 0;
         scale_row(state, r, its, all);
       }
-      if (column == 0 && row < rows && lane % row_lanes < kSlots)
+      if (column == 0 && wave_column() == 0 && row < rows && lane % row_lanes < kSlots)
         store_row_numbers(call, b, h, span.slot_begin + row0 + row, end.lse, end.max_logit);
     } else {
       TSRI_UNROLL
@@ -546,8 +552,12 @@ struct Forward {
       }
     }
     if constexpr (kPieces) { // rows of O take the place of the wave's own of Q
-      store_wave_outputs<U, PartO, kFree, kOut>(state.out, kQ, wave_row(), p.o, call.a.o, b, h, span.slot_begin + row0,
-                                                rows, column, static_cast<int>(p.dim_v));
+      using WaveO = Tile<E, kTileQ, kOut * U::kCon>; // of waves that share rows, one after the other
+      const uint32_t behind = static_cast<uint32_t>(wave_row() * (TileQ::kRowBytes - WaveO::kRowBytes) +
+                                                    wave_column() * kFree * U::kFree * static_cast<int>(sizeof(E)));
+      store_wave_outputs<U, WaveO, kFree, kOut>(state.out, kQ + (kShare > 1 ? behind : 0), wave_row(), p.o, call.a.o, b,
+                                                h, span.slot_begin + row0, rows, column + wave_column(),
+                                                static_cast<int>(p.dim_v));
       return;
     }
     const auto store = [&](const auto &out, int first) {

@@ -84,6 +84,10 @@ struct PieceWalk {
   int64_t b;
 };
 
+// The walk of waves that share rows, in forward_pairs.hpp.
+template <class F, class U>
+struct Pairs;
+
 // F: Forward<U, ...>.
 template <class F, class U>
 struct Pieces {
@@ -101,7 +105,7 @@ struct Pieces {
   static constexpr int kChains = F::kMinBlocks > 2 ? 1 : 2;
   static constexpr float kMuch = 64.0f; // of a lane's sum over a piece
   static constexpr int kValuesAt = 0;   // one stage: step of the score product at which V starts
-  static_assert(kStages > 1 || kPieces == 1, "a piece reads K of its own");
+  static_assert(kStages > 1 || kPieces == F::kShare, "a piece reads K of its own");
   using Copies = LaneCopies<TileK, kThreads>;
   using CopiesV = LaneCopies<TileV, kThreads>;
   using CopiesQ = LaneCopies<TileQ, kThreads>;
@@ -362,6 +366,7 @@ struct Pieces {
   TSRI_DEVICE_MEMBER void block(const ForwardArgs &args) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
+    if (!args.rows.known) wait_for_earlier(); // rows and keys are found in the caller's memory
     // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
     uint32_t n = block_index(), part = 0;
     const uint32_t tiles_q = static_cast<uint32_t>(args.tiles), heads = static_cast<uint32_t>(p.heads_q);
@@ -398,6 +403,8 @@ struct Pieces {
     w.unit = p.scale * static_cast<float>(TSRI_LOG2E);
     w.q_offset = U::template free_offset<TileQ::kRowBytes>(F::kQ) +
                  static_cast<uint32_t>(F::wave_row() * TileQ::kRowBytes);
+    wait_for_earlier();
+    release_later();
     if (tiles.count > 0) {
       if (i0 >= 0) {
         CopiesQ copies = CopiesQ::start(F::kQ, CopiesQ::source(q, i0, 0, thread_index()), q.row_bytes, q.length - i0,
@@ -426,7 +433,10 @@ struct Pieces {
       state.l[r] = Softmax::start_sum();
     }
     w.full_begin = w.full_end = 0; // the first tile finds them
-    walk(w, args.call, state, tiles);
+    if constexpr (F::kShare > 1)
+      Pairs<F, U>::walk(w, args.call, state, tiles);
+    else
+      walk(w, args.call, state, tiles);
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) state.m[r] = maximum(r);
     if (tiles.count == 0) sync_block(); // thread 0's part of shared memory
