@@ -106,6 +106,8 @@ struct Forward {
                                     : kPieces && kDv <= 64 && kSharedBytes <= 75 * 1024 ? 3
                                                                                         : 2;
   static constexpr float kSlack = 8.0f; // how far m may lag behind, in powers of two
+  // Rows of which one key is all are as exact as their values then: its probability is 1, which planes hold.
+  static constexpr bool kExactMax = kAny || HasScales<TileV>::value;
   static_assert(!kTurned || (kStages == 2 && kEnd >= kK + CopyQ::kBytes), "copies beside operands");
   static_assert(kFree >= 1 && kTileQ * kShare == kFree * kWaves * U::kFree, "whole accumulators per wave");
 
@@ -128,6 +130,7 @@ struct Forward {
                                      const typename U::Free (&kept)[kFree][kKeepQ ? kDepth : 1]) {
     score_product<U, TileK, TileQ, kDepth, kKeepQ>(
         s, U::template con_offset<TileK::kRowBytes>(k_tile), q_offset, kept);
+    if constexpr (HasScales<TileK>::value) U::template scale_scores<TileK, TileQ>(s, k_tile, kQ, wave_row());
   }
 
   // Hides what the interval rule hides.
@@ -179,7 +182,7 @@ struct Forward {
   }
 
   // Folds one tile of scores into m and l and turns it into probabilities; alpha: the factors on the
-  // outputs so far. True if one of this lane's is not 1. unit * score is in base two. kAny false: m moves
+  // outputs so far. True if one of this lane's is not 1. unit * score is in base two. kExactMax false: m moves
   // only when it is left behind by 2^8 (lazy_max).
   TSRI_DEVICE_MEMBER bool fold_scores(State &state, Scores &s, float unit, float (&alpha)[kSlots]) {
     bool moved = false;
@@ -194,13 +197,13 @@ struct Forward {
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows) most[e & 1] = larger_of(most[e & 1], s[f][c].x[e]);
       const float tile_max = U::max_con(larger_of(most[0], most[1]));
-      const float m = kAny ? Softmax::new_max(state.m[r], tile_max)
-                           : Softmax::lazy_max(unit, state.m[r], tile_max, kSlack);
+      const float m = kExactMax ? Softmax::new_max(state.m[r], tile_max)
+                                : Softmax::lazy_max(unit, state.m[r], tile_max, kSlack);
       const float ref = Softmax::reference(m);
       const float ready = Softmax::ready_reference(unit, m);
       moved = moved || m != state.m[r];
       // Exactly 1 while m stays: the rounding of `ready` would multiply up in l, tile after tile.
-      alpha[r] = kAny                ? Softmax::correction_in(unit, state.m[r], ref)
+      alpha[r] = kExactMax           ? Softmax::correction_in(unit, state.m[r], ref)
                  : m == state.m[r] ? 1.0f
                                    : Softmax::prob_ready(unit, state.m[r], ready);
       state.m[r] = m;
@@ -211,7 +214,7 @@ struct Forward {
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == r % U::kRows) {
             float &x = s[f][c].x[e];
-            x = kAny ? Softmax::prob_in(unit, x, ref) : Softmax::prob_ready(unit, x, ready);
+            x = kExactMax ? Softmax::prob_in(unit, x, ref) : Softmax::prob_ready(unit, x, ready);
             sum[e & 1] += x;
           }
       state.l[r] = Softmax::new_sum(state.l[r], alpha[r], sum[0] + sum[1]);
@@ -265,6 +268,8 @@ struct Forward {
     if constexpr (kTurned) {
       if (odd)
         recheck_values<U, TileV>(state.out, s, v_tile, ~0u >> (32 - kOut));
+      else if constexpr (HasScales<TileV>::value)
+        apply_product_scaled<U, TileV>(state.out, s, v_tile, v_offset);
       else
         apply_product_split<U, TileV, kCon * kApply, true>(state.out, v_offset, load);
     } else if constexpr (U::kSplits) {

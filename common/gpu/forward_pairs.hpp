@@ -26,13 +26,14 @@ struct Pairs {
   using State = typename P::State;
   using Scores = typename P::Scores;
   using Probs = typename P::Probs;
-  static constexpr int kFree = F::kFree, kSlots = F::kSlots, kStages = F::kKeyStages, kThreads = F::kThreads;
+  static constexpr int kFree = F::kFree, kSlots = F::kSlots, kThreads = F::kThreads;
   static constexpr int kRows = kFree * U::kFree; // of a pair
   static constexpr int kKeys = P::kPiece;        // of a wave, of a tile
   static constexpr int kOperands = kFree * P::kSteps;
-  static constexpr uint32_t kNews = F::kPairs + kThreads * kOperands * 16, kWords = kNews + kThreads / U::kWave * kRows * 4;
-  static_assert(F::kShare == 2 && U::kWave == 32 && sizeof(typename U::P) == 16 && kOperands == kRows * kKeys / 256,
-                "see pair_bytes");
+  static constexpr uint32_t kNews = F::kPairs + kThreads * kOperands * 16;
+  static constexpr uint32_t kWords = kNews + kThreads / U::kWave * kRows * 4;
+  static_assert(U::kWave == 32 && sizeof(typename U::P) == 16 && kOperands == kRows * kKeys / 256, "see pair_bytes");
+  static_assert(F::kKeyStages == 1 && F::kShare == 2, "one tile of K and of V");
 
   TSRI_DEVICE_MEMBER int side() { return F::wave() % 2; }
   TSRI_DEVICE_MEMBER void meet() { sync_group(1 + F::wave() / 2, 2 * U::kWave); }
@@ -79,16 +80,16 @@ struct Pairs {
       minus_ready[r] = P::minus_ready_of(m, unit);
       ready[r] = -ready[r];
     }
-    F::rescale(state, alpha);
+    if (!fresh) F::rescale(state, alpha);
     P::probabilities(p, sum, s, unit, ready);
     give(p);
     meet();
   }
 
   // out += P V of the keys that wave `wave` of the pair has made.
-  TSRI_DEVICE_MEMBER void multiply(State &state, const Probs &p, uint32_t v_tile, int side) {
+  TSRI_DEVICE_MEMBER void multiply(State &state, const Probs &p, int side) {
     const typename U::ZOffset offset = U::template z_offset<F::TileV::kRowBytes>(
-        v_tile + static_cast<uint32_t>(side * kKeys * F::TileV::kRowBytes + F::wave_column() * 2));
+        F::kV + static_cast<uint32_t>(side * kKeys * F::TileV::kRowBytes + F::wave_column() * 2));
     const auto load = [&p](typename U::P(&to)[kFree], int step) {
       TSRI_UNROLL
       for (int f = 0; f < kFree; ++f) to[f] = p[f][step];
@@ -98,10 +99,10 @@ struct Pairs {
 
   // Tile at key0, of which the pair sees something. between: what waves of the block meet for, behind scores.
   template <bool kInside, class Beside, class Between>
-  TSRI_DEVICE_MEMBER void fold(State &state, Walk &w, uint32_t k_tile, uint32_t v_tile, int32_t key0, int tile_class,
-                               bool fresh, const Beside &beside, const Between &between) {
+  TSRI_DEVICE_MEMBER void fold(State &state, Walk &w, int32_t key0, int tile_class, bool fresh, const Beside &beside,
+                               const Between &between) {
     Scores s;
-    P::score(s, w, k_tile + static_cast<uint32_t>(side() * kKeys * F::TileK::kRowBytes), beside);
+    P::score(s, w, F::kK + static_cast<uint32_t>(side() * kKeys * F::TileK::kRowBytes), beside);
     if (!kInside && tile_class == TSRI_TILE_EDGE)
       P::mask(s, shared_at<PieceWalk>(F::kWalk), key0 + side() * kKeys);
     Probs p;
@@ -119,56 +120,50 @@ struct Pairs {
     if (seldom(any || word(F::wave() ^ 1) != 0)) fold_again(state, w.minus_ready, p, sum, s, w.unit, !kInside && fresh);
     TSRI_UNROLL
     for (int r = 0; r < kSlots; ++r) state.l[r] += sum[r];
-    multiply(state, p, v_tile, side());
+    multiply(state, p, side());
     TSRI_UNROLL
     for (int n = 0; n < kOperands; ++n) p[n / P::kSteps][n % P::kSteps] = operand(F::wave() ^ 1, n);
-    multiply(state, p, v_tile, side() ^ 1);
+    multiply(state, p, side() ^ 1);
   }
 
+  // K makes way for the next tile's, and V arrives under the scores; that of the first tile has been asked for with K.
   TSRI_DEVICE_MEMBER void walk(Walk &w, const Call &call, State &state, const KeyTiles &first_tiles) {
     const PieceWalk &rest = shared_at<PieceWalk>(F::kWalk);
     const int32_t count = first_tiles.count;
     int32_t key0 = KeyTiles::at(first_tiles, 0) * F::kTileK, next = 0;
     bool fresh = true; // the pair has seen no key
+    copy_wait<1>();
     TSRI_NO_UNROLL
     for (int32_t n = 0; n < count; ++n, key0 = next) {
-      const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n % kStages : 0);
-      const uint32_t k_tile = F::kK + stage * F::TileK::kBytes, v_tile = F::kV + stage * F::TileV::kBytes;
-      const bool ends = n + 1 >= count;
-      copy_wait<0>();
-      sync_block(); // K is there (of two stages V too), everybody is done with the tile before
+      if (n > 0) copy_wait<0>();
+      sync_block(); // K is there, everybody is done with the tile before
       next = n + 1 == rest.tiles.head ? rest.tiles.band * F::kTileK : key0 + F::kTileK;
-      if (kStages > 1 && !ends) {
-        P::load_keys(call, next, static_cast<uint32_t>((n + 1) % kStages));
-        P::load_values(call, next, static_cast<uint32_t>((n + 1) % kStages));
-      }
-      if (kStages > 1) copy_commit();
-      // One stage: V starts when the first products are under way.
       const auto beside = [&](int step) {
-        if (kStages > 1 || step != P::kValuesAt) return;
+        if (step != 0) return; // when the first products are under way
         P::load_values(call, key0, 0);
         copy_commit();
       };
       const auto between = [&] {
-        if (kStages > 1) return meet();
         copy_wait<0>();
         sync_block(); // V is there, K has been read by all, and probabilities are
-        if (!ends) P::load_keys(call, next, 0);
+        if (n + 1 < count) P::load_keys(call, next, 0);
         copy_commit();
       };
       if (n >= w.full_begin && n < w.full_end) {
-        fold<true>(state, w, k_tile, v_tile, key0, TSRI_TILE_FULL, false, beside, between);
+        fold<true>(state, w, key0, TSRI_TILE_FULL, false, beside, between);
         continue;
       }
       const RowsClass rows = P::wave_rows(rest); // after the first barrier
-      if (n == 0) P::find_full(w, rows, rest.tiles);
+      if (n == 0)
+        P::find_full(w, rows, rest.tiles);
+      else
+        beside(0);
       const int tile_class = uniform(RowsClass::of(rows, key0, key0 + F::kTileK));
       if (tile_class == TSRI_TILE_SKIP) {
-        beside(P::kValuesAt);
-        if (kStages == 1) between();
+        between();
         continue;
       }
-      fold<false>(state, w, k_tile, v_tile, key0, tile_class, fresh, beside, between);
+      fold<false>(state, w, key0, tile_class, fresh, NothingBeside(), between);
       fresh = false;
     }
     join_sums(state);

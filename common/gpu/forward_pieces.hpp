@@ -104,8 +104,7 @@ struct Pieces {
   // Sums of a row under way in a lane: one where a third block needs the registers.
   static constexpr int kChains = F::kMinBlocks > 2 ? 1 : 2;
   static constexpr float kMuch = 64.0f; // of a lane's sum over a piece
-  static constexpr int kValuesAt = 0;   // one stage: step of the score product at which V starts
-  static_assert(kStages > 1 || kPieces == F::kShare, "a piece reads K of its own");
+  static_assert(kStages > 1 || F::kShare > 1, "a piece reads K of its own");
   using Copies = LaneCopies<TileK, kThreads>;
   using CopiesV = LaneCopies<TileV, kThreads>;
   using CopiesQ = LaneCopies<TileQ, kThreads>;
@@ -261,15 +260,13 @@ struct Pieces {
     probabilities(p, sum, s, unit, ready);
   }
 
-  // Folds the piece of keys at key0. kInside: all rows of the wave see all of it. between: what is to happen between
-  // scores and probabilities. fresh: no row has seen a key.
-  template <bool kInside, class Beside, class Between>
+  // Folds the piece of keys at key0. kInside: all rows of the wave see all of it. fresh: no row has seen a key.
+  template <bool kInside>
   TSRI_DEVICE_MEMBER void fold(State &state, Walk &w, uint32_t k_piece, uint32_t v_piece, int32_t key0,
-                               int piece_class, bool fresh, const Beside &beside, const Between &between) {
+                               int piece_class, bool fresh) {
     Scores s;
-    score(s, w, k_piece, beside);
+    score(s, w, k_piece, NothingBeside());
     if (!kInside && piece_class == TSRI_TILE_EDGE) mask(s, shared_at<PieceWalk>(F::kWalk), key0);
-    between();
     Probs p;
     float sum[kSlots];
     if (!kInside && fresh) {
@@ -312,36 +309,23 @@ struct Pieces {
     bool fresh = true; // the wave has seen no key
     TSRI_NO_UNROLL
     for (int32_t n = 0; n < count; ++n, key0 = next) {
-      const uint32_t stage = static_cast<uint32_t>(kStages > 1 ? n % kStages : 0);
+      const uint32_t stage = static_cast<uint32_t>(n % kStages);
       const uint32_t k_tile = F::kK + stage * TileK::kBytes, v_tile = F::kV + stage * TileV::kBytes;
       const bool ends = n + 1 >= count;
       copy_wait<0>();
-      sync_block(); // K is there (of two stages V too), everybody is done with the tile before
+      sync_block(); // K and V are there, everybody is done with the tile before
       next = n + 1 == rest.tiles.head ? rest.tiles.band * kTileK : key0 + kTileK;
-      if (kStages > 1 && !ends) {
+      if (!ends) {
         load_keys(call, next, static_cast<uint32_t>((n + 1) % kStages));
         load_values(call, next, static_cast<uint32_t>((n + 1) % kStages));
       }
-      if (kStages > 1) copy_commit();
-      // One stage: V starts when the first products are under way.
-      const auto beside = [&](int step) {
-        if (kStages > 1 || step != kValuesAt) return;
-        load_values(call, key0, 0);
-        copy_commit();
-      };
-      const auto between = [&] {
-        if (kStages > 1) return;
-        copy_wait<0>();
-        sync_block(); // V is there, K has been read by all
-        if (!ends) load_keys(call, next, 0);
-        copy_commit();
-      };
+      copy_commit();
       if (n >= w.full_begin && n < w.full_end) {
         TSRI_UNROLL
         for (int i = 0; i < kPieces; ++i)
           fold<true>(state, w, k_tile + static_cast<uint32_t>(i * kPiece * TileK::kRowBytes),
                      v_tile + static_cast<uint32_t>(i * kPiece * TileV::kRowBytes), key0 + i * kPiece, TSRI_TILE_FULL,
-                     false, beside, between);
+                     false);
       } else {
         const RowsClass rows = wave_rows(rest); // after the first barrier
         if (n == 0) find_full(w, rows, rest.tiles);
@@ -349,14 +333,9 @@ struct Pieces {
         for (int i = 0; i < kPieces; ++i) {
           const int32_t piece0 = key0 + i * kPiece;
           const int piece_class = uniform(RowsClass::of(rows, piece0, piece0 + kPiece));
-          if (piece_class == TSRI_TILE_SKIP) {
-            beside(kValuesAt);
-            between();
-            continue;
-          }
+          if (piece_class == TSRI_TILE_SKIP) continue;
           fold<false>(state, w, k_tile + static_cast<uint32_t>(i * kPiece * TileK::kRowBytes),
-                      v_tile + static_cast<uint32_t>(i * kPiece * TileV::kRowBytes), piece0, piece_class,
-                      fresh, beside, between);
+                      v_tile + static_cast<uint32_t>(i * kPiece * TileV::kRowBytes), piece0, piece_class, fresh);
           fresh = false;
         }
       }
@@ -366,7 +345,6 @@ struct Pieces {
   TSRI_DEVICE_MEMBER void block(const ForwardArgs &args) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
-    if (!args.rows.known) wait_for_earlier(); // rows and keys are found in the caller's memory
     // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
     uint32_t n = block_index(), part = 0;
     const uint32_t tiles_q = static_cast<uint32_t>(args.tiles), heads = static_cast<uint32_t>(p.heads_q);
@@ -403,8 +381,6 @@ struct Pieces {
     w.unit = p.scale * static_cast<float>(TSRI_LOG2E);
     w.q_offset = U::template free_offset<TileQ::kRowBytes>(F::kQ) +
                  static_cast<uint32_t>(F::wave_row() * TileQ::kRowBytes);
-    wait_for_earlier();
-    release_later();
     if (tiles.count > 0) {
       if (i0 >= 0) {
         CopiesQ copies = CopiesQ::start(F::kQ, CopiesQ::source(q, i0, 0, thread_index()), q.row_bytes, q.length - i0,
@@ -414,7 +390,8 @@ struct Pieces {
         load_tile<E, TileQ, kThreads, false, false>(F::kQ, q, i0, 0);
       }
       load_keys(args.call, KeyTiles::at(tiles, 0) * kTileK, 0);
-      if (kStages > 1) load_values(args.call, KeyTiles::at(tiles, 0) * kTileK, 0);
+      if (kStages == 1) copy_commit(); // waited for before V
+      load_values(args.call, KeyTiles::at(tiles, 0) * kTileK, 0);
     }
     copy_commit();
     if (thread_index() == 0) {

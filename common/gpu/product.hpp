@@ -235,6 +235,46 @@ TSRI_DEVICE uint32_t apply_product_split(typename U::Acc (&out)[kFree][kOut],
   return left_out;
 }
 
+// The same of probabilities s where rows of Z have units of their own, which P then takes into account. What a row of
+// P adds has one too.
+template <class U, class TZ, int kFree, int kCon, int kOut>
+TSRI_DEVICE void apply_product_scaled(typename U::Acc (&out)[kFree][kOut], const typename U::Acc (&s)[kFree][kCon],
+                                      uint32_t z_tile, typename U::ZOffset z_offset) {
+  static_assert(kCon % U::kSum == 0, "whole sums");
+  typename U::P p[kFree][kCon];
+  float unit[kFree][U::kRows];
+  TSRI_UNROLL
+  for (int f = 0; f < kFree; ++f) U::template weigh<TZ>(p[f], unit[f], s[f], z_tile);
+  TSRI_UNROLL
+  for (int o = 0; o < kOut; ++o) {
+    if (ends_turn<U>(o, 1)) sync_wave();
+    typename U::Acc part[1][kFree];
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; c += U::kSum) {
+      typename U::Z z[U::kSum];
+      TSRI_UNROLL
+      for (int n = 0; n < U::kSum; ++n)
+        U::template load_z<TZ::kRowBytes>(z[n], z_offset, (c + n) * U::kApplyStep, o);
+      TSRI_UNROLL
+      for (int f = 0; f < kFree; ++f) {
+        typename U::P one[U::kSum];
+        TSRI_UNROLL
+        for (int n = 0; n < U::kSum; ++n) one[n] = p[f][c + n];
+        if (c == 0)
+          add_applied<U, true>(part[0][f], z, one);
+        else
+          add_applied<U, false>(part[0][f], z, one);
+      }
+    }
+    TSRI_UNROLL
+    for (int f = 0; f < kFree; ++f)
+      TSRI_UNROLL
+      for (int e = 0; e < U::kElements; ++e)
+        out[f][o].x[e] = multiply_add(part[0][f].x[e], unit[f][U::slot(e)], out[f][o].x[e]);
+  }
+  settle<U>(out);
+}
+
 // The same with P from shared memory, and no sum of a tile, so that only one sum's P is in registers.
 template <class U, class TZ, int kSteps, int kFree, int kOut, class Load>
 TSRI_DEVICE void apply_steps_split(typename U::Acc (&out)[kFree][kOut],

@@ -24,6 +24,17 @@ TSRI_DEVICE bool finds_nan(const typename U::Acc (&acc)[kFree]) {
   return all != all;
 }
 
+// Tiles whose rows have units of their own, see T::scale().
+template <class T, class = void>
+struct HasScales {
+  static constexpr bool value = false;
+};
+template <class T>
+struct HasScales<T, decltype(static_cast<void>(T::kScales))> {
+  static constexpr bool value = true;
+};
+
+// In its row's unit.
 template <class T>
 TSRI_DEVICE float tile_value(uint32_t tile, int row, int column) {
   if constexpr (T::kPlanes > 1)
@@ -72,6 +83,8 @@ TSRI_DEVICE void recheck_values(typename U::Acc (&out)[kFree][kOut],
     TSRI_NO_UNROLL
     for (int j = 0; j < kCon * U::kCon; ++j) {
       const int rest = U::con_rest(j), owner = U::con_owner(j);
+      float unit = 1.0f;
+      if constexpr (HasScales<TZ>::value) unit = TZ::scale(z, j);
       TSRI_UNROLL
       for (int r = 0; r < kFree * U::kRows; ++r) {
         const int f = r / U::kRows, slot = r % U::kRows;
@@ -86,7 +99,7 @@ TSRI_DEVICE void recheck_values(typename U::Acc (&out)[kFree][kOut],
         for (int e = 0; e < U::kElements; ++e)
           if (U::slot(e) == slot)
             part[f].x[e] = multiply_add(
-                weight, tile_value<TZ>(z, j, o * 16 + U::con_lane() + U::con_element(e)),
+                weight, unit * tile_value<TZ>(z, j, o * 16 + U::con_lane() + U::con_element(e)),
                 part[f].x[e]);
       }
     }

@@ -5,6 +5,7 @@
 #ifndef TESSERA_COMMON_GPU_TURNED_HPP_
 #define TESSERA_COMMON_GPU_TURNED_HPP_
 
+#include "common/gpu/recheck.hpp"
 #include "common/gpu/tile.hpp"
 
 namespace tessera {
@@ -31,10 +32,34 @@ struct Operands<U, Nothing<typename U::template InTile<64, 64>>> {
   using Copy = Tile<typename U::Element, T::kRows, T::kColumns>;
 };
 
-// Tile `to` of operands from its copy `from`, for which load_tile was called with the same `thread` and has
-// been waited for. Whether a number of the wave's part is not finite, or so large that products of it may not be.
+// turn_tile (below) where rows have units of their own: lanes of a wave hold whole rows, and both addresses move by
+// constants.
 template <class U, class TTo, int kThreads>
-TSRI_DEVICE bool turn_tile(uint32_t from, uint32_t to, int thread) {
+TSRI_DEVICE bool turn_scaled_tile(uint32_t from, uint32_t to, int thread) {
+  using TFrom = typename Operands<U>::template Copy<TTo>;
+  constexpr int lanes = TFrom::kChunks, step = kThreads / lanes; // step: rows between two chunks of a thread
+  constexpr int at_once = 4;
+  static_assert(U::kWave % lanes == 0 && step % 8 == 0, "whole swizzle periods");
+  static_assert(TFrom::kRows % (at_once * step) == 0, "lanes of a wave take the same turns");
+  const int r = thread / lanes, c = thread % lanes;
+  uint32_t source = from + TFrom::at(r, c);
+  typename TTo::Place place = TTo::place(to, r, 4 * c);
+  bool odd = false;
+  TSRI_NO_UNROLL
+  for (int row = 0; row < TFrom::kRows; row += at_once * step) {
+    Chunk chunk[at_once];
+    TSRI_UNROLL
+    for (int n = 0; n < at_once; ++n)
+      chunk[n] = shared_at<Chunk>(source + static_cast<uint32_t>(n * step * TFrom::kRowBytes));
+    odd = U::template store_scaled<TTo, step>(place, chunk, c == 0) || odd;
+    source += at_once * step * TFrom::kRowBytes;
+    TTo::down(place, at_once * step);
+  }
+  return odd;
+}
+
+template <class U, class TTo, int kThreads>
+TSRI_DEVICE bool turn_unscaled_tile(uint32_t from, uint32_t to, int thread) {
   using TFrom = typename Operands<U>::template Copy<TTo>;
   constexpr int total = TFrom::kRows * TFrom::kChunks;
   constexpr int at_once = 4; // chunks under way
@@ -64,6 +89,16 @@ TSRI_DEVICE bool turn_tile(uint32_t from, uint32_t to, int thread) {
     }
   }
   return any_odd;
+}
+
+// Tile `to` of operands from its copy `from`, for which load_tile was called with the same `thread` and has
+// been waited for. Whether a number of the wave's part is not finite, or so large that products of it may not be.
+template <class U, class TTo, int kThreads>
+TSRI_DEVICE bool turn_tile(uint32_t from, uint32_t to, int thread) {
+  if constexpr (HasScales<TTo>::value)
+    return turn_scaled_tile<U, TTo, kThreads>(from, to, thread);
+  else
+    return turn_unscaled_tile<U, TTo, kThreads>(from, to, thread);
 }
 
 } // namespace gpu

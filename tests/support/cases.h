@@ -36,7 +36,8 @@ typedef enum tsr_inject {
   TSR_INJECT_INF_BOTH_V, /* +inf in one used row, -inf in another: their sum is NaN */
   TSR_INJECT_MINUS_INF_K, /* q = 1 and k = -inf in the first component: every score is -inf */
   TSR_INJECT_MINUS_INF_KEY, /* the same at the last key of sequence 0 alone, whose p is 0 */
-  TSR_INJECT_INF_DOUT /* one element of the first query of sequence 0 */
+  TSR_INJECT_INF_DOUT, /* one element of the first query of sequence 0 */
+  TSR_INJECT_LARGE_V   /* 2^60 times the values of the last key of sequence 0, which no query sees */
 } tsr_inject;
 
 typedef enum tsr_bias_kind {

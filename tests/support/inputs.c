@@ -148,6 +148,9 @@ static void inject(tsr_inputs *in) {
       break;
     case TSR_INJECT_INF_DOUT: /* see fill_backward */
       break;
+    case TSR_INJECT_LARGE_V:
+      for (i = 0; i < in->v.dim[3]; ++i) tsr_dense_row(&in->v, 0, 0, last)[i] *= 0x1p60;
+      break;
     default: /* MINUS_INF_K */
       fill_first(&in->q, 1, in->dtype);
       count = tsr_dense_count(&in->k);

@@ -21,6 +21,9 @@ TSRI_DEVICE uint32_t cut_bf16(float lo, float hi) {
   return r;
 }
 
+// The largest number of a wave's lanes.
+TSRI_DEVICE uint32_t max_lanes(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+
 // Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 TSRI_DEVICE void ldmatrix(uint32_t r[4], uint32_t offset) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -53,6 +56,13 @@ TSRI_DEVICE void mma16(Half, float c[4], const uint32_t a[4], const uint32_t b[2
 
 TSRI_DEVICE uint32_t cut_bf16(float lo, float hi) {
   return float_bits(lo) >> 16 | (float_bits(hi) & 0xffff0000u);
+}
+TSRI_DEVICE uint32_t max_lanes(uint32_t x) {
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const uint32_t other = shuffle_xor(x, mask);
+    x = other > x ? other : x;
+  }
+  return x;
 }
 inline void ldmatrix_emulated(uint32_t r[4], uint32_t offset, bool transposed) {
   const int lane = thread_index() & 31;

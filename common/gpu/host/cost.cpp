@@ -19,7 +19,8 @@ constexpr double kBlockCycles = 2500;     // start and end of a block, without w
 constexpr double kMergeCycles = 4500;     // last block of a unit: fence, counter, loads, stores
 constexpr double kMergePartCycles = 40;   // and for every part
 constexpr double kUnitFraction = 0.75;    // of the unit's peak within a tile's products
-constexpr double kPlanesGain = 1.5;       // where float32 is split once, in shared memory
+constexpr double kPlanesGain = 1.5;       // where float32 is split once, in shared memory,
+constexpr double kTwoPlanesGain = 2;      // and into two planes, of which three products make one
 constexpr double kOrdered = 1.08;         // where tiles of keys add to sums one after the other
 constexpr double kForwardFit = 1.3;       // cycles that one H200 took of a forward row over those counted here
 constexpr double kBandFraction = 0.85;    // of the memory's bandwidth,
@@ -70,7 +71,8 @@ double resident(const DeviceFacts &facts, const Entry &e) {
 
 // FLOPs per cycle of a multiprocessor that products of a row reach within a tile.
 double unit_rate(const DeviceFacts &facts, const Row &row) {
-  return unit_flops(facts.arch, row.dtype) * kUnitFraction * (row.planes ? kPlanesGain : 1);
+  const double gain = row.planes == 2 ? kTwoPlanesGain : row.planes ? kPlanesGain : 1;
+  return unit_flops(facts.arch, row.dtype) * kUnitFraction * gain;
 }
 
 // Cycles of one key tile of one block, with `together` blocks on the multiprocessor: the longest of

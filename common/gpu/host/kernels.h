@@ -82,7 +82,7 @@ struct Row {
   Entry entry[kEntryCount]; // kEntryMain, and what the family defines beyond it
   BackwardTiles backward;   // zeros in other families
   EngineShape engine = {0, 0, 0, 0, 0}; // likewise
-  int32_t planes = 0;       // 1: splits float32 once, in shared memory
+  int32_t planes = 0;       // that float32 is split into once, in shared memory; 0: it is not, or on the way
 };
 
 // The index-th row of kernels.def; nullptr past the last one.
