@@ -51,8 +51,9 @@ struct Forward {
   static constexpr bool kDown = LaneCopies<T, kThreads>::kRegular;
   static constexpr bool kPieces = !kAny && !kPaged && !Operands<U>::kTurned && !U::kStaged && !U::kSplits &&
                                   sizeof(E) == 2 && RowLanes<U>::value > 0 && kDqk == kDv && kTileK % 32 == 0 &&
+                                  (kStages > 1 || kDv > 128) && // or a piece would wait for all of V
                                   kDown<Tile<E, kTileQ, kDqk>> && kDown<Tile<E, kTileK, kDqk>>;
-  static constexpr int kShare = kPieces && kDv > 128 ? 2 : 1; // waves to a row
+  static constexpr int kShare = kPieces && kStages == 1 ? 2 : 1; // waves to a row
   static constexpr int kFree = kTileQ * kShare / (kWaves * U::kFree); // accumulators along the queries
   static constexpr int kCon = kTileK / U::kCon;                       // and along the keys
   static constexpr int kDepth = kSlice / U::kStep;
@@ -89,8 +90,7 @@ struct Forward {
   static constexpr uint32_t kV = kK + kBuffers * TileK::kBytes;
   static constexpr uint32_t kCopyK = kV + kBuffers * TileV::kBytes;
   static constexpr uint32_t kCopyV = kCopyK + (kTurned ? CopyK::kBytes : 0);
-  // Of one stage, whose K makes way for the next, a piece is a tile.
-  static constexpr int kPieceKeys = kShare > 1 ? kTileK / kShare : kStages == 1 ? kTileK : 32;
+  static constexpr int kPieceKeys = kShare > 1 ? kTileK / kShare : 32; // of a wave
   static constexpr uint32_t kMaxima = kCopyV + (kTurned ? CopyV::kBytes : 0);
   static constexpr uint32_t kSides = kMaxima + (kPieces ? kThreads * kSlots * 4 : 0);
   static constexpr uint32_t kWalk = kSides + (kPieces ? kThreads * 2 * 16 : 0);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "backends/cuda/sm80/unit_f32.hpp"
+#include "backends/cuda/sm80/unit_halves.hpp"
 #include "backends/hip/gfx11/unit.hpp"
 #include "backends/hip/gfx9/unit.hpp"
 #include "common/gpu/forward.hpp"
@@ -106,6 +107,7 @@ int main() {
   try_unit<MmaSync<Half>, 64, 64, 4, 2>("mma.sync f16");
   try_unit<MmaSync<BFloat16>, 128, 32, 4, 1>("mma.sync bf16");
   try_unit<MmaSyncBf16x6, 64, 32, 4, 2>("mma.sync bf16x6");
+  try_unit<MmaSyncHalves, 128, 32, 4, 2>("mma.sync f16x3");
   try_unit<Mfma<Half, 16>, 64, 64, 4, 2>("MFMA 16 f16");
   try_unit<Mfma<BFloat16, 16>, 128, 32, 4, 1>("MFMA 16 bf16");
   try_unit<Mfma<Half, 32>, 128, 32, 2, 1>("MFMA 32 f16");
