@@ -3,9 +3,9 @@
 // float32 for forward as two float16 planes and a power of two a row: x = 2^e (h + l), with the largest number of a
 // row below 2^15. A product is three products of planes, half of what three planes of bfloat16 take, and operands are
 // two thirds of their size. h has 11 bits of a float32's 24, l 11 more and its sign: what is left of x is at most
-// one unit in its last place, in one number of four, and l l is below 2^-24 of a product. Sums of 32 products and more
-// round further than that; shorter ones stay within the contract (docs/numerics.md, 7). A number 2^-16 of the
-// largest of its row and less keeps an absolute error of 2^-40 of that.
+// one unit in its last place, in one number of four, and l l is below 2^-22 of a product, 2^-24 as a rule. Sums of 32
+// products and more round further than that; for shorter ones see docs/numerics.md, 7. A number 2^-16 of the largest of
+// its row and less keeps an absolute error of up to 2^-39 of that.
 //
 // Rows of Q and K give factors on scores, those of V on probabilities before they are split in turn; these are at most
 // 1 (kExactMax of forward.hpp). As with three planes, what is not finite leaves NaN behind and is made again.

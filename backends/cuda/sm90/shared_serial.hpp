@@ -118,6 +118,8 @@ struct SharedSerialLoop {
       ++t;
       if (last) {
         pass_over(args, i, over, t, thread);
+        // Whose phase lies further back than the next wait tells apart may not run ahead of the thread that waited.
+        if (over >= static_cast<int32_t>(P::kRing)) sync_group(P::kGroupBarrier + thread / kWarpgroup, kWarpgroup);
         t += static_cast<uint32_t>(over);
       }
       if (last && i + 1 == P::items()) break;
