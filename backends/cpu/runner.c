@@ -71,7 +71,9 @@ int tsri_cpu_run(const tsri_cpu_runner *runner,
   if (runner->caller) return runner->caller->run(runner->caller->user, task, arg, count);
 #ifdef _OPENMP
   if (runner->threads > 1 && count > 1 && !omp_in_parallel()) {
-    const int64_t most = runner->threads; /* also for fewer tasks: runner_for's reason */
+    /* Also for fewer tasks: runner_for's reason. Not of more threads than processors, whom a caller may have named
+     * without ever needing them: a thread that cannot be started ends the process. */
+    const int64_t most = runner->threads <= omp_get_num_procs() || runner->threads < count ? runner->threads : count;
     queue queues[most_queues];
     int64_t q;
     if (most > most_queues) {

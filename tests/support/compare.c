@@ -93,10 +93,8 @@ tsr_bound tsr_bound_make(const tsr_error *naive, const tsr_error *error, tsr_out
                          tsr_dtype dtype, double scores) {
   tsri_dtype_info info = tsri_dtype_describe(dtype);
   double largest = error->ref_max, typical = error->ref_rms;
-  /* Several problems are asked when one is not enough for a result: those are the rare ones among many. */
-  double width = naive->problems > 1 ? 3 : 2;
-  double spread = error->distinct ? 1 + width / sqrt(fmin((double)error->distinct, fmax(naive->effective, 1)))
-                                  : 1 + width;
+  double spread = error->distinct ? 1 + 2 / sqrt(fmin((double)error->distinct, fmax(naive->effective, 1)))
+                                  : 3;
   tsr_bound bound;
   if (output == TSR_OUTPUT_LSE || output == TSR_OUTPUT_MAX_LOGIT) {
     largest = fmax(largest, 1);

@@ -8,8 +8,8 @@
 // both plus 2^-120, where float32 ends. u is the roundoff of the output's dtype, R the largest |ref64|
 // (at least 1 for LSE, a logarithm: its absolute error is what a merge sees). S is the largest |LSE|,
 // standing for the scores: a float32 score s is off by about 2^-24 |s|, and its exponential by that
-// much relatively. The factor of the RMS is the spread of an RMS over n different elements, with 3 for 2 where the
-// baseline's error is that of several problems.
+// much relatively. The factor of the RMS is the spread of an RMS over n different elements. Where few
+// elements carry the baseline's error see neighbours.h.
 #ifndef TESSERA_TESTS_SUPPORT_COMPARE_H_
 #define TESSERA_TESTS_SUPPORT_COMPARE_H_
 

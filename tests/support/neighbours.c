@@ -3,6 +3,7 @@
 // See neighbours.h.
 #include "neighbours.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,10 +51,28 @@ static bool shift_bias(tsr_dense *to, const tsr_inputs *in, uint64_t seed, tsr_d
   return true;
 }
 
+/* Joins what one neighbour's baseline is off by. */
+static bool join(tsr_neighbours *near, int which, const tsr_dense *naive, const tsr_dense *ref, tsr_dtype dtype) {
+  const tsr_error error = tsr_error_measure(naive, ref, dtype, true);
+  tsr_dense *most = &near->most[which], *squares = &near->squares[which];
+  const int64_t count = tsr_dense_count(ref);
+  int64_t i;
+  tsr_error_join(&near->error[which], &error);
+  if (!most->x && !(tsr_dense_create(most, ref->dim[0], ref->dim[1], ref->dim[2], ref->dim[3]) &&
+                    tsr_dense_create(squares, ref->dim[0], ref->dim[1], ref->dim[2], ref->dim[3])))
+    return false;
+  for (i = 0; i < count; ++i) {
+    const double d = fabs(naive->x[i] - ref->x[i]);
+    if (!isfinite(d)) continue;
+    most->x[i] = fmax(most->x[i], d);
+    squares->x[i] += d * d;
+  }
+  return true;
+}
+
 /* Reference and baseline on neighbour number `seed`. */
 static bool measure_one(tsr_context *context, const tsr_inputs *in, uint32_t passes, uint64_t seed,
-                        const tsr_dtype dtype[TSR_OUTPUT_COUNT], tsr_error errors[TSR_OUTPUT_COUNT], char *why,
-                        size_t capacity) {
+                        const tsr_dtype dtype[TSR_OUTPUT_COUNT], tsr_neighbours *all, char *why, size_t capacity) {
   tsr_inputs near = *in;
   tsr_case row = *in->row;
   const double roundoff = tsri_dtype_describe(in->dtype).roundoff;
@@ -76,12 +95,11 @@ static bool measure_one(tsr_context *context, const tsr_inputs *in, uint32_t pas
   if (!ok) snprintf(why, capacity, "out of memory");
   ok = ok && tsr_backends_truth(context, &near, TSR_TRUTH_REF64, passes, &ref, why, capacity) &&
        tsr_backends_truth(context, &near, TSR_TRUTH_NAIVE, passes, &naive, why, capacity);
-  for (which = 0; ok && which < TSR_OUTPUT_COUNT; ++which) {
-    tsr_error error;
-    if (!ref.out[which].x) continue;
-    error = tsr_error_measure(&naive.out[which], &ref.out[which], dtype[which], true);
-    tsr_error_join(&errors[which], &error);
-  }
+  for (which = 0; ok && which < TSR_OUTPUT_COUNT; ++which)
+    if (ref.out[which].x && !join(all, which, &naive.out[which], &ref.out[which], dtype[which])) {
+      snprintf(why, capacity, "out of memory");
+      ok = false;
+    }
   tsr_results_destroy(&ref);
   tsr_results_destroy(&naive);
   tsr_dense_destroy(&near.q);
@@ -92,13 +110,63 @@ static bool measure_one(tsr_context *context, const tsr_inputs *in, uint32_t pas
 }
 
 bool tsr_neighbours_measure(tsr_context *context, const tsr_inputs *in, uint32_t passes,
-                            const tsr_dtype dtype[TSR_OUTPUT_COUNT], tsr_error errors[TSR_OUTPUT_COUNT],
-                            char *why, size_t capacity) {
+                            const tsr_dtype dtype[TSR_OUTPUT_COUNT], tsr_neighbours *near, char *why,
+                            size_t capacity) {
   uint64_t n;
-  memset(errors, 0, TSR_OUTPUT_COUNT * sizeof *errors);
+  int which;
+  memset(near, 0, sizeof *near);
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which) near->error[which].broken = -1;
   for (n = 1; n <= TSR_NEIGHBOURS; ++n)
-    if (!measure_one(context, in, passes, in->row->seed + n * UINT64_C(0x9e3779b97f4a7c15), dtype, errors, why,
+    if (!measure_one(context, in, passes, in->row->seed + n * UINT64_C(0x9e3779b97f4a7c15), dtype, near, why,
                      capacity))
       return false;
   return true;
+}
+
+void tsr_neighbours_destroy(tsr_neighbours *near) {
+  int which;
+  for (which = 0; which < TSR_OUTPUT_COUNT; ++which) {
+    if (near->most[which].x) tsr_dense_destroy(&near->most[which]);
+    if (near->squares[which].x) tsr_dense_destroy(&near->squares[which]);
+  }
+  memset(near, 0, sizeof *near);
+}
+
+static double over(double error, double bound) {
+  if (error == 0) return 0;
+  return bound > 0 ? error / bound : (double)INFINITY;
+}
+
+double tsr_neighbours_ratio(const tsr_neighbours *near, tsr_output which, const tsr_dense *x, const tsr_dense *ref,
+                            const tsr_dense *naive, const tsr_error *error, const tsr_error *naive_error,
+                            const tsr_bound *bound, tsr_dtype dtype, double scores) {
+  const tsri_dtype_info info = tsri_dtype_describe(dtype);
+  const int64_t count = tsr_dense_count(ref), problems = near->error[which].problems + 1;
+  tsr_error exact = *naive_error; /* a baseline that is off by nothing: what a bound has besides */
+  tsr_bound slack;
+  double ratio = 0, others = 0, theirs = 0, base = 0, fourths = 0;
+  int64_t n_others = 0, n = 0, i;
+  exact.max = exact.rms = 0;
+  slack = tsr_bound_make(&exact, error, which, dtype, scores);
+  for (i = 0; i < count; ++i) {
+    const double d = fabs(x->x[i] - ref->x[i]), own = fabs(naive->x[i] - ref->x[i]);
+    const double mean = (near->squares[which].x[i] + (isfinite(own) ? own * own : 0)) / (double)problems;
+    if (!isfinite(d)) continue;
+    if (near->most[which].x[i] > naive_error->max) {
+      ratio = fmax(ratio, over(d, fmax(2 * near->most[which].x[i] + slack.max, bound->max)));
+      theirs += d * d, base += mean, fourths += mean * mean, n++;
+    } else {
+      ratio = fmax(ratio, over(d, bound->max));
+      others += d * d, n_others++;
+    }
+  }
+  if (n_others) ratio = fmax(ratio, over(sqrt(others / (double)(n + n_others)), bound->rms));
+  if (n) {
+    const double carry = fmax(1, fourths > 0 ? 3 * base * base / fourths : 1); /* as tsr_error.effective */
+    const double spread = 1 + 3 / sqrt(fmin(carry, (double)n)), all = (double)(n + n_others);
+    const double typical = info.rms_factor * sqrt(base / (double)n) + info.rms_slack * info.roundoff * error->ref_rms;
+    const double allowed = fmax(spread * typical + slack.rms, bound->rms * sqrt(all / (double)n));
+    ratio = fmax(ratio, over(sqrt(theirs / (double)n), allowed));
+  }
+  return ratio;
 }
