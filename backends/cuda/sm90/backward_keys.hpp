@@ -119,19 +119,20 @@ struct EngineKeys {
 
   // ---------------------------------------------------------------------------------- loading
 
-  // body(head of the group, query tile) for every turn of a unit. kOrdered: where tiles of keys add to sums one after the
+  // body(head, query tile) for every turn of a unit, heads from the unit's first on: of all, where `group` says how many
+  // a KV head has, or of the group. kOrdered: where tiles of keys add to sums one after the
   // other, and so go the same way: the last queries first, which all tiles of keys of a causal head have.
   template <bool kOrdered, class Body>
-  TSRI_DEVICE_MEMBER void each_turn(const KeyWork &w, const Body &body) {
+  TSRI_DEVICE_MEMBER void each_turn(const KeyWork &w, const Body &body, int32_t group = 0) {
     if constexpr (kOrdered) {
       for (int32_t tile = w.begin + w.count - 1; tile >= w.begin; --tile)
         TSRI_NO_UNROLL
         for (int32_t head = 0; head < w.heads; ++head) {
-          body(head, tile);
+          body(w.g * group + head, tile);
           keep_register(tile); // what follows from it is found anew
         }
     } else {
-      for (int32_t head = 0; head < w.heads; ++head)
+      for (int32_t head = w.g * group; head < (group ? (w.g + 1) * group : w.heads); ++head)
         TSRI_NO_UNROLL
         for (int32_t tile = w.begin; tile < w.begin + w.count; ++tile) body(head, tile);
     }
@@ -151,9 +152,9 @@ struct EngineKeys {
       load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
       return n;
     }
-    each_turn<kOrdered>(w, [&](int32_t h, int32_t tile) {
+    each_turn<kOrdered>(w, [&](int32_t head, int32_t tile) {
       const uint32_t slot = slot_of(n);
-      const int32_t row = w.q_row + tile * kTileQ, head = w.g * args.backward.call.group + h;
+      const int32_t row = w.q_row + tile * kTileQ;
       phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
       load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
       if (n == first) {
@@ -163,7 +164,7 @@ struct EngineKeys {
       }
       load_boxes<kBytesO, kPieceQ>(kO + slot * kBytesO, args.dout, kFullO + 8 * slot, row, head, w.q_batch);
       ++n;
-    });
+    }, args.backward.call.group);
     return n;
   }
 
@@ -194,8 +195,9 @@ struct EngineKeys {
   template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t load_stats(const Args &args, int32_t n) {
     const KeyWork &w = work_of<1>();
+    const int own = thread_index() % 32;
     each_turn<kOrdered>(w, [&](int32_t head, int32_t tile) {
-      const int lane = fresh_thread_index() % 32; // not what follows from it: registers
+      const int lane = kOrdered ? fresh_thread_index() % 32 : own; // what follows from it may take registers
       const uint32_t slot = slot_of(n), to = kStats + slot * kStatBytes;
       const int32_t left = w.queries - tile * kTileQ;
       const RowStat *stats = args.backward.stats + (w.stats + head * w.head_stats + tile * kTileQ);
