@@ -176,6 +176,7 @@ struct KeyOrder {
   int32_t tiles;     // as BackwardArgs::tiles of the main kernel
   int32_t together;  // KV heads that are worked on side by side, so that L2 holds their queries
   int32_t last;      // of the last heads as many at once, so that no long unit of them begins late
+  int32_t lag;       // tiles of keys of a section of heads after which the next one begins: tiles, or half of them or more
   int32_t tile_q, tile_k;
   int32_t direct;    // a unit has all keys of its head and makes the head's dQ: of every query tile
   int32_t passed_count; // tiles of dq_sum of all heads

@@ -48,27 +48,64 @@ TSRI_DEVICE TileRange queries_of_keys(const tsri_mask_rule &rule, int32_t j0, in
   return {static_cast<int32_t>(from) / tile_q, ceil_div(static_cast<int32_t>(to), tile_q)};
 }
 
-// Unit `n`: `together` heads side by side, and of each the first keys first, which the most
-// queries see under a causal mask. By a whole wave.
+// A head, and a tile of its keys.
+struct HeadTile {
+  int64_t head, tile;
+};
+
+// Of unit n: `together` heads side by side are a section, and of each the first keys come first, which the most queries
+// see under a causal mask; the last heads are a section of their own.
+TSRI_DEVICE HeadTile head_in_sections(const KeyOrder &order, int64_t heads, int64_t n) {
+  const int64_t tiles = order.tiles, together = order.together;
+  const int64_t earlier = heads - order.last; // heads that come before the last ones
+  int64_t rest = n - earlier * tiles, column;
+  int64_t first = earlier, beside = order.last;
+  if (rest < 0) {
+    first = divide(n, tiles * together, rest) * together;
+    beside = smaller(together, earlier - first);
+  }
+  const int64_t tile = divide(rest, beside, column);
+  return {first + column, tile};
+}
+
+// The same where a section begins as soon as the one before has come to tile `lag`, half way at the earliest: blocks that
+// have short units of that one then begin long ones between them. In rows of a tile each, first the older section's.
+TSRI_DEVICE HeadTile head_in_turn(const KeyOrder &order, int64_t heads, int64_t n) {
+  const int64_t tiles = order.tiles, together = order.together, lag = order.lag, sections = ceil_div(heads, together);
+  const int64_t short_one = heads - (sections - 1) * together; // heads of the last section
+  // Rows go by `lag`: those in which section s is the newer one, of which there is none in the last ones.
+  const int64_t last = together * tiles * (sections - 1) + short_one * lag; // units before those
+  int64_t s = sections, rest = n - last, column;
+  if (rest < 0) {
+    s = n < together * lag ? 0 : 1 + divide(n - together * lag, together * tiles, rest);
+    if (s == 0) rest = n;
+  }
+  const int64_t newer = s + 1 < sections ? together : s + 1 == sections ? short_one : 0;
+  const int64_t older = s == 0 ? 0 : s == sections ? short_one : together;
+  const int64_t both = (newer + older) * (tiles - lag); // units of rows in which there are both
+  int64_t row;
+  if (s > 0 && rest < both) {
+    row = divide(rest, newer + older, column);
+    if (column < older) return {(s - 1) * together + column, lag + row};
+    column -= older;
+  } else {
+    row = s > 0 ? tiles - lag : 0;
+    row += divide(rest - (s > 0 ? both : 0), newer, column);
+  }
+  return {s * together + column, row};
+}
+
+// Unit `n` of those orders. By a whole wave.
 TSRI_DEVICE KeyWork key_work(const BackwardArgs &args, int64_t n, int wave) {
   const Call &call = args.call;
   const tsr_problem &p = call.p;
   const tsr_args &a = call.a;
-  const int64_t tiles = args.order.tiles, together = args.order.together;
   const int32_t tile_q = args.order.tile_q, tile_k = args.order.tile_k;
   const int64_t slots = a.cu_k ? p.heads_kv : p.heads_kv * p.batch;
-  const int64_t earlier = slots - args.order.last; // heads that come before the last ones
-  int64_t rest, column, g, head;
-  int64_t beside = args.order.last; // heads of the unit's section, which begins with `head`
-  if (n < earlier * tiles) {
-    head = divide(n, tiles * together, rest) * together;
-    beside = smaller(together, earlier - head);
-  } else {
-    head = earlier;
-    rest = n - earlier * tiles;
-  }
-  const int64_t tile = divide(rest, beside, column);
-  head += column;
+  const HeadTile unit = args.order.lag < args.order.tiles ? head_in_turn(args.order, slots, n)
+                                                          : head_in_sections(args.order, slots, n);
+  const int64_t head = unit.head, tile = unit.tile;
+  int64_t g;
   const int64_t batch = divide(head, p.heads_kv, g);
   KeyWork work = {};
   work.g = static_cast<int32_t>(g);

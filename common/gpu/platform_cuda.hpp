@@ -32,6 +32,7 @@ extern __shared__ __align__(1024) unsigned char tsri_shared[];
 TSRI_DEVICE int fresh_thread_index() {
   int x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  __builtin_assume(x >= 0 && x < 1024);
   return x;
 }
 // The same for any value, which stays in its register.

@@ -235,6 +235,7 @@ TSRI_DEVICE void matrix_after(float x) {
 // The same value, which the compiler takes for a new one: what is computed from it stays where it is used.
 TSRI_DEVICE MatrixTile matrix_fresh(MatrixTile tile) {
   asm volatile("" : "+r"(tile.low));
+  tile.low = shuffle(tile.low, 0);
   return tile;
 }
 

@@ -306,6 +306,7 @@ bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
   cut->together = heads_together(facts, row, p, *cut);
   cut->last = heads_last(facts, p, *cut);
+  cut->lag = cut->keys.tiles;
   cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
@@ -422,6 +423,7 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     own.order.direct = cut.direct;
     own.order.together = cut.together;
     own.order.last = cut.last;
+    own.order.lag = cut.lag;
     own.order.passed = shares.passed;
     own.order.passed_count = static_cast<int32_t>(cut.passed);
     if (cut.ring)

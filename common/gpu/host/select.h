@@ -47,6 +47,7 @@ struct BackwardCut {
   bool sums;           // dQ comes from float sums
   int32_t together;    // KV heads of slots that the main kernel of a row of the copy engine works on side by side
   int32_t last;        // and of the last ones
+  int32_t lag;         // tiles of keys after which the next heads begin, see KeyOrder in arguments.hpp
   int32_t sets, ring;  // see SumOrder in arguments.hpp; 0: dQ leaves its sums in a pass of its own
   int32_t set_tiles;
   bool ordered;        // tiles of keys add to them one after the other
