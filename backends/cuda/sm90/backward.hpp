@@ -59,6 +59,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kSharedBytes = !kSums ? Keys::kTilesEnd : kLater ? kL + kLeaving * Keys::kPart : kL;
   static_assert(kSharedBytes <= kMostShared, "what a block can have");
 
+  static constexpr int kSharedBarrier = kGroupBarrier + kGroups; // of both warpgroups
+
   // Columns (of Q) x queries: K^T dS^T.
   TSRI_DEVICE_MEMBER void start_queries(Sums &dq, uint32_t slot, int group) {
     const uint32_t own = static_cast<uint32_t>(group);
@@ -93,8 +95,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   TSRI_DEVICE_MEMBER void store_queries(const Sums &dq, int32_t n) {
     const int thread = fresh_thread_index();
     const uint32_t at = part_of(thread) + static_cast<uint32_t>(thread % 32) * 16;
-    if constexpr (kOrdered) await_room(n);
-    if (kLater && !kOrdered && thread % 32 == 0) bulk_wait_read();
+    if constexpr (kLater) await_room(n);
     sync_wave();
     TSRI_UNROLL
     for (int c = 0; c < kPartQ / 16; ++c)
@@ -113,14 +114,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     fence_async();
     sync_wave();
     const int thread = fresh_thread_index();
-    if (thread % 32 != 0) return;
-    if constexpr (kOrdered) {
-      phase_arrive(Keys::kFullD + 8 * (static_cast<uint32_t>(thread) / kWarpgroup));
-      return;
-    }
-    bulk_add(args.dq_sum + static_cast<int64_t>(tile) * (kTileQ * kDqk) + thread / 32 * (16 * kPartQ),
-             part_of(thread), kPartD);
-    bulk_commit();
+    if (thread % 32 == 0) phase_arrive(Keys::kFullD + 8 * (static_cast<uint32_t>(thread) / kWarpgroup));
   }
 
   // The same into the tensor: eight queries at a time, of each this warp's 16 columns by four lanes. tile: of all
@@ -167,8 +161,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     matrix_begin();
     start_scores<E, kDqk / 16, kPieceK, kPieceQ>(s, own_keys(Keys::keys_at(), group), matrix_tile(kQ + slot_of(n) * kBytesQ, 16));
   }
-  TSRI_DEVICE_MEMBER void start_dp(Scores &dp, int32_t n, bool tails, int group) {
-    Keys::wait_dout(n, tails, group);
+  TSRI_DEVICE_MEMBER void start_dp(Scores &dp, int32_t n, int group) {
     matrix_begin();
     start_scores<E, kDv / 16, kPieceK, kPieceQ>(dp, own_keys(kV, group), matrix_tile(kO + slot_of(n) * kBytesO, 16));
   }
@@ -180,13 +173,21 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     matrix_begin();
     start_sums<E>(dk, ds, matrix_tile(kQ + slot_of(n) * kBytesQ, kPieceQ));
   }
+  // Everybody's dS of turn n is there. What a warpgroup has read of turn n - 2 it had when it came here in turn n - 1,
+  // so two buffers are enough.
+  TSRI_DEVICE_MEMBER void share_scores() {
+    fence_async();
+    sync_group(kSharedBarrier, kGroups * kWarpgroup);
+  }
+  TSRI_DEVICE_MEMBER uint32_t stats_of(int32_t n) { return kStats + slot_of(n) * kStatBytes; }
+
   // dS into its place, from which both warpgroups have read that of turn n - 2.
   TSRI_DEVICE_MEMBER void put_scores(const Operand &ds, int32_t n) {
     if (!kSums) return;
     phase_wait(kEmptyS + 8 * slot_of(n), parity_of(n) ^ 1);
     store_scores(kS + slot_of(n) * kBytesS, ds);
   }
-  TSRI_DEVICE_MEMBER void share_scores(int32_t n) {
+  TSRI_DEVICE_MEMBER void tell_scores(int32_t n) {
     if (!kSums) return;
     fence_async();
     sync_wave();
@@ -206,59 +207,63 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     arrive_group(kEmptyS + 8 * slot_of(n));
     store_queries(dq, n);
   }
-  TSRI_DEVICE_MEMBER uint32_t stats_of(int32_t n) { return kStats + slot_of(n) * kStatBytes; }
-  TSRI_DEVICE_MEMBER bool is_full(const Turn &turn) { return turn.kind == TSRI_TILE_FULL; }
-
-  // The walk over query tiles, of all heads of the group: turns n to end; `s` holds scores of turn n. dQ of a turn is made
-  // in the next one, when the other warpgroup's dS has long been there: the two need not go in step, and one
-  // multiplies while the other computes. After the last turn scores of none are made. Returns the tile of dq_sum
-  // of the last turn, whose dQ is left to do. Tiles below 0 stand for those of turns before the first.
-  //
-  // Of 64 queries P, as floats and as operand, and dP fit into registers: dV begins before dS is there, and P of
-  // the next turn is found beside dQ.
-  TSRI_DEVICE_MEMBER int32_t walk_small(const Args &args, int group, int32_t n, int32_t end, float unit, Scores &s,
-                                        Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
-    const bool tails = Keys::has_tails();
-    int32_t sum_stored = -1, sum_before = -1; // tiles of dq_sum: of dQ in shared memory, of turn n - 1
-    Scores dp;
+  // From scores and dP, which are on their way, on. kEdge: some of the tile's pairs are masked, or rows of it are unused.
+  // All threads of a warpgroup go the same way. Products wait for each other alone once dS is there: dV is made while it
+  // is shared, dK while dQ leaves.
+  template <bool kEdge>
+  TSRI_DEVICE_MEMBER void end_turn(const Args &args, int group, int32_t n, float unit, Scores &s, Scores &dp,
+                                   Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    typename Keys::Ahead ahead;
     Operand p, ds;
-    Turn turn = Keys::turn_at(stats_of(n), group);
-    Keys::template differentiate<true>(is_full(turn), s, s, stats_of(n), unit);
-    TSRI_NO_UNROLL
-    for (;; ++n) {
-      start_dp(dp, n, tails, group);
-      if (kSums && sum_stored >= 0) add_queries(args.backward, sum_stored);
-      pack_operand<E>(p, s);
-      start_values(dv, p, n);
-      matrix_wait<1>();
-      matrix_pin(dp);
-      Keys::template differentiate<false>(is_full(turn), s, dp, stats_of(n), unit);
-      pack_operand<E>(ds, dp);
-      put_scores(ds, n);
-      start_keys(dk, ds, n);
-      share_scores(n);
-      sum_stored = sum_before;
-      sum_before = turn.sum;
-      matrix_wait<1>(); // dV
-      const bool more = n + 1 < end;
-      if (more) Keys::wait_queries(n + 1, tails, group);
-      start_scores_of(s, n + 1, group);
-      if (more) turn = Keys::turn_at(stats_of(n + 1), group);
-      matrix_wait<1>(); // dK
-      Keys::arrive_warp(kEmpty + 8 * slot_of(n));
+    if (!kEdge) Keys::look_ahead(ahead, stats_of(n), 0);
+    Keys::template differentiate<kEdge, true>(s, s, stats_of(n), unit, kEdge ? Keys::first_key() : 0, kEdge ? nullptr : &ahead);
+    if (!kEdge) Keys::look_ahead(ahead, stats_of(n), 1);
+    matrix_wait<0>();
+    matrix_pin(dp);
+    Keys::template differentiate<kEdge, false>(s, dp, stats_of(n), unit, kEdge ? Keys::first_key() : 0, kEdge ? nullptr : &ahead);
+    pack_operand<E>(ds, dp);
+    if constexpr (kSums) store_scores(kS + slot_of(n) * kBytesS, ds);
+    pack_operand<E>(p, s);
+    start_values(dv, p, n);
+    if constexpr (kSums) {
+      share_scores();
       Sums dq;
-      if constexpr (kSums) start_dq(dq, n - 1, sum_stored, group);
-      matrix_wait<kSums ? 1 : 0>();
-      matrix_pin(s);
-      Keys::template differentiate<true>(is_full(turn), s, s, stats_of(n + 1), unit);
-      if constexpr (kSums) {
-        matrix_wait<0>();
-        take_dq(dq, n - 1, sum_stored);
-      }
-      if (!more) break;
+      matrix_begin();
+      start_queries(dq, slot_of(n), group);
+      matrix_wait<1>(); // dV
+      start_keys(dk, ds, n);
+      matrix_wait<1>(); // dQ
+      matrix_pin(dq);
+      store_queries(dq, n);
+      add_queries(args.backward, Keys::turn_at(stats_of(n), group).sum);
+    } else {
+      start_keys(dk, ds, n);
     }
-    if (kSums && sum_stored >= 0) add_queries(args.backward, sum_stored);
-    return sum_before;
+    matrix_wait<0>();
+  }
+
+  // The walk over query tiles of 64, of all heads of the group: turns n to end - 1; `s` holds scores of turn n. Both
+  // warpgroups are at the same turn: one's exponentials are found beside the other's products. After the last turn scores
+  // of none are made: a product under a condition would be waited for at once. Returns end.
+  TSRI_DEVICE_MEMBER int32_t walk_small(const Args &args, int group, int32_t n, int32_t end, float unit, Scores &s,
+                                     Acc (&dk)[kDqk / 16], Acc (&dv)[kDv / 16]) {
+    const bool tails = Keys::has_tails();
+    Scores dp;
+    TSRI_NO_UNROLL
+    for (; n < end; ++n) {
+      Keys::wait_dout(n, tails, group);
+      start_dp(dp, n, group);
+      if (Keys::turn_at(stats_of(n), group).kind == TSRI_TILE_FULL)
+        end_turn<false>(args, group, n, unit, s, dp, dk, dv);
+      else
+        end_turn<true>(args, group, n, unit, s, dp, dk, dv);
+      if (n + 1 < end) Keys::wait_queries(n + 1, tails, group);
+      start_scores_of(s, n + 1, group);
+      Keys::arrive_warp(kEmpty + 8 * slot_of(n));
+      matrix_wait<0>();
+      matrix_pin(s);
+    }
+    return n;
   }
 
   // Of 128 queries P is found beside dP, and scores of the next turn are made while dQ leaves.
@@ -270,7 +275,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     Operand p, ds;
     TSRI_NO_UNROLL
     for (;; ++n) {
-      start_dp(dp, n, tails, group);
+      Keys::wait_dout(n, tails, group);
+      start_dp(dp, n, group);
       const bool full = Keys::turn_at(stats_of(n), group).kind == TSRI_TILE_FULL;
       Keys::template differentiate<true>(full, s, dp, stats_of(n), unit);
       matrix_wait<0>();
@@ -281,7 +287,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       put_scores(ds, n);
       start_values(dv, p, n);
       start_keys(dk, ds, n);
-      share_scores(n);
+      tell_scores(n);
       Sums dq;
       if constexpr (kSums) {
         matrix_wait<1>(); // dV
@@ -318,15 +324,16 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     phase_wait(kFullV, Keys::unit_parity());
     matrix_wait<0>();
     matrix_pin(s);
-    int32_t sum;
     if constexpr (kTileQ == 64) {
-      sum = walk_small(args, group, n, end, unit, s, dk, dv);
-    } else {
-      if (fresh_thread_index() % 32 == 0) Keys::end() = end;
-      sync_wave();
-      sum = walk_large(args, group, n, unit, s, dk, dv);
-      end = Keys::end();
+      n = walk_small(args, group, uniform(n), uniform(end), unit, s, dk, dv);
+      Keys::arrive_warp(kEmptyV);
+      Keys::release_keys();
+      return n;
     }
+    if (fresh_thread_index() % 32 == 0) Keys::end() = end;
+    sync_wave();
+    const int32_t sum = walk_large(args, group, n, unit, s, dk, dv);
+    end = Keys::end();
     Keys::arrive_warp(kEmptyV);
     if constexpr (kSums) {
       Sums dq;
@@ -340,6 +347,8 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
     }
     return end;
   }
+  // The same in all lanes, as the compiler then knows.
+  TSRI_DEVICE_MEMBER int32_t uniform(int32_t x) { return static_cast<int32_t>(shuffle(static_cast<uint32_t>(x), 0)); }
 
   TSRI_DEVICE_MEMBER void multiply(const Args &args) {
     const Call &call = args.backward.call;
@@ -363,15 +372,14 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_qk);
       store_warp_gradient<U>(dv[0], 1.0f, first, last, call.p.dv, call.a.dv,
                              w.b, w.g, w.k_row, w.rows, row, call.p.dim_v);
-      if (kLater && !kOrdered) Keys::leave_sums();
       Keys::leave_work();
     }
     if constexpr (kLater) { // what the two other warps have not come to
       const int thread = fresh_thread_index();
       const uint32_t warp = static_cast<uint32_t>(thread) / 32;
-      if constexpr (kOrdered) await_room(n);
+      await_room(n);
       if (args.backward.order.sums.pieces)
-        Keys::template finish_sums<1, 1, false>(args.backward, part_of(thread), kFullOwn + warp * 8,
+        Keys::template finish_sums<1, 1>(args.backward, part_of(thread), kFullOwn + warp * 8,
                                                 kTakenAt + warp * 16);
     }
   }
@@ -382,7 +390,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       Keys::start_barriers(args, kLater);
       if constexpr (kLater) {
         for (uint32_t i = 0; i < kLeaving + kWarps; ++i) phase_init(kFullL + 8 * i, 1);
-        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kAdded + 8 * s, kOrdered ? 4 : kWarps);
+        for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kFullD + 8 * s, 4);
         for (uint32_t s = 0; s < 2; ++s) phase_init(Keys::kEmptyD + 8 * s, 1);
       }
       for (uint32_t s = 0; s < kStages; ++s) {
@@ -396,21 +404,12 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       fewer_registers<24>();
       Keys::template feed<kOrdered>(args);
       if constexpr (kLater) {
-        constexpr int more = kLeaving < 4 ? 2 : kOrdered ? 8 : 4, less = kLeaving - more;
+        constexpr int more = kLeaving < 4 ? 2 : 8;
         constexpr uint32_t mine = kTakenAt + kWarps * 16;
         if (fresh_thread_index() / 32 == kWarps + 2 && args.backward.order.sums.pieces)
-          Keys::template finish_sums<4, more, false>(args.backward, kL, kFullL, mine);
-        if constexpr (kOrdered) {
-          if (fresh_thread_index() / 32 == kWarps + 3) Keys::add_ordered(args.backward, kD, kPartD * 4);
-        } else if (fresh_thread_index() / 32 == kWarps + 3) {
-          int32_t u = 0;
-          if (args.backward.order.sums.pieces) {
-            Keys::template finish_sums<4, less, true>(args.backward, kL + more * Keys::kPart, kFullL + more * 8,
-                                                      mine + 16);
-            u = shared_at<typename Keys::Taken>(mine + 16).u;
-          }
-          Keys::report(args.backward.order, u);
-        }
+          Keys::template finish_sums<4, more>(args.backward, kL, kFullL, mine);
+        if (fresh_thread_index() / 32 == kWarps + 3)
+          Keys::template add_all<kOrdered>(args.backward, kD, kPartD * 4);
       }
     } else {
       more_registers<240>();

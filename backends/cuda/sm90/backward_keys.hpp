@@ -243,13 +243,21 @@ struct EngineKeys {
                            static_cast<uint32_t>(fresh_thread_index()) % 4 * 16);
   }
 
+  // Those numbers of all, on their way while products are waited for.
+  using Ahead = Four[kCon];
+  TSRI_DEVICE_MEMBER void look_ahead(Ahead &ahead, uint32_t stats, int number) {
+    TSRI_UNROLL
+    for (int c = 0; c < kCon; ++c) ahead[c] = four_at(stats, number, c);
+  }
+
   // Scores to P, or (kScores false) P and dP to dS in the place of dP. Elements e with the queries
-  // 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key).
+  // 16 c + 8 half + con_lane() and the next one: 4 half + i (query), + 2 (key). ahead: numbers, or NULL: they are loaded here.
   template <bool kEdge, bool kScores, int kCount>
-  TSRI_DEVICE_MEMBER void differentiate(Acc (&s)[kCount], Acc (&dp)[kCount], uint32_t stats, float unit, int32_t j) {
+  TSRI_DEVICE_MEMBER void differentiate(Acc (&s)[kCount], Acc (&dp)[kCount], uint32_t stats, float unit, int32_t j,
+                                        const Ahead *ahead = nullptr) {
     TSRI_UNROLL
     for (int c = 0; c < kCount; ++c) {
-      const Four number = four_at(stats, kScores ? 0 : 1, c);
+      const Four number = ahead ? (*ahead)[c] : four_at(stats, kScores ? 0 : 1, c);
       Four lo = {}, width = {};
       if (kEdge) {
         lo = four_at(stats, 2, c);

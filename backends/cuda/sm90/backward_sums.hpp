@@ -35,12 +35,6 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     int32_t u;     // unit to be told of
   };
 
-  // A unit's sums are there, for this warp's part. Of all lanes one has added.
-  TSRI_DEVICE_MEMBER void leave_sums() {
-    if (fresh_thread_index() % 32 == 0) bulk_wait();
-    arrive_warp(kAdded + 8 * slot_of(number()));
-  }
-
   // Unit u is told of, by the warp that does so.
   TSRI_DEVICE_MEMBER void tell(const KeyOrder &order, int32_t u) {
     sync_wave(); // some lane has seen the sums
@@ -50,54 +44,46 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     }
     arrive_warp(Keys::kEmptyW + 8 * slot_of(u));
   }
-  TSRI_DEVICE_MEMBER void report(const KeyOrder &order, int32_t u) {
-    TSRI_NO_UNROLL
-    for (;; ++u) {
-      phase_wait(Keys::kFullW + 8 * slot_of(u), parity_of(u));
-      if (handed_out(u).b < 0) break;
-      phase_wait(kAdded + 8 * slot_of(u), parity_of(u));
-      tell(order, u);
-    }
-  }
-
-  TSRI_DEVICE_MEMBER void add_half(float *sum, uint32_t at, uint32_t bytes, uint32_t half) {
-    bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
-    bulk_commit();
-    bulk_wait_read();
-    phase_arrive(kEmptyD + 8 * half);
-  }
   // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
-  // one thread, where it is after that of the tile of keys before: then the order of all additions is known beforehand.
-  // Whichever half is there first goes first, so that warpgroups need not go in step. Of unit u, from turn n on; returns
-  // the turn after its last.
+  // one thread. kOrdered: where it is after that of the tile of keys before; then the order of all additions is known
+  // beforehand. Of unit u, from turn n on; returns the turn after its last.
+  template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
-    Keys::template each_turn<true>(handed_out(u), [&](int32_t head, int32_t tile) {
+    Keys::template each_turn<kOrdered>(handed_out(u), [&](int32_t head, int32_t tile) {
       const int32_t in_head = head * handed_out(u).head_sums + tile;
       uint64_t *passed = args.order.passed + handed_out(u).passed + in_head;
       float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
-      if (tile < handed_out(u).before) {
+      if (kOrdered && tile < handed_out(u).before) {
         await_word(passed, static_cast<uint64_t>(handed_out(u).tile));
         fence_async_all();
       }
       const uint32_t parity = static_cast<uint32_t>(n) & 1;
-      const uint32_t half = phase_first(kFullD, kFullD + 8, parity) ? 0 : 1;
-      add_half(sum, at, bytes, half);
-      phase_wait(kFullD + 8 * (half ^ 1), parity);
-      add_half(sum, at, bytes, half ^ 1);
-      bulk_wait();
-      release_word(passed, static_cast<uint64_t>(handed_out(u).tile) + 1);
+      TSRI_UNROLL
+      for (uint32_t half = 0; half < 2; ++half) {
+        phase_wait(kFullD + 8 * half, parity);
+        bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
+        bulk_commit();
+        bulk_wait_read();
+        phase_arrive(kEmptyD + 8 * half);
+      }
+      if (kOrdered) {
+        bulk_wait();
+        release_word(passed, static_cast<uint64_t>(handed_out(u).tile) + 1);
+      }
       ++n;
     });
+    bulk_wait();
     return n;
   }
   // Of all units of the block, by a warp.
-  TSRI_DEVICE_MEMBER void add_ordered(const BackwardArgs &args, uint32_t at, uint32_t bytes) {
+  template <bool kOrdered>
+  TSRI_DEVICE_MEMBER void add_all(const BackwardArgs &args, uint32_t at, uint32_t bytes) {
     int32_t n = 0;
     TSRI_NO_UNROLL
     for (int32_t u = 0;; ++u) {
       phase_wait(Keys::kFullW + 8 * slot_of(u), parity_of(u));
       if (handed_out(u).b < 0) break;
-      if (fresh_thread_index() % 32 == 0) n = add_tiles(args, u, n, at, bytes);
+      if (fresh_thread_index() % 32 == 0) n = add_tiles<kOrdered>(args, u, n, at, bytes);
       tell(args.order, u);
     }
   }
@@ -161,49 +147,29 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     if (fresh_thread_index() % 32 == 0)
       shared_at<Taken>(state).next = static_cast<int32_t>(add_word(sums.next, kPieces));
   }
-  // Units of the own block are told of meanwhile.
-  TSRI_DEVICE_MEMBER void tell_next(const KeyOrder &order, uint32_t state) {
-    const int32_t u = shared_at<Taken>(state).u;
-    tell(order, u);
-    if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).u = u + 1;
-    sync_wave();
-  }
-  template <bool kReports>
-  TSRI_DEVICE_MEMBER void wait_for(const KeyOrder &order, const uint64_t *count, uint64_t x, uint32_t state) {
-    if constexpr (kReports) {
-      for (;;) {
-        const int32_t u = shared_at<Taken>(state).u;
-        if (wait_word_or_phase(count, x, kAdded + 8 * slot_of(u), parity_of(u))) break;
-        tell_next(order, state);
-      }
-    } else {
-      wait_word(count, x);
-    }
-  }
   // Whether all units of a set have added, and the sums that were in its place have left: if no unit has anything to
   // add, none has waited for that. waits: until then.
-  template <bool kReports>
-  TSRI_DEVICE_MEMBER bool has_set(const KeyOrder &order, int32_t set, bool waits, uint32_t state) {
+  TSRI_DEVICE_MEMBER bool has_set(const KeyOrder &order, int32_t set, bool waits) {
     const SumOrder &sums = order.sums;
     const int32_t before = set - sums.ring;
     const uint64_t units = static_cast<uint64_t>(order.tiles), pieces = static_cast<uint64_t>(2 * sums.set_tiles);
     if (waits) {
-      wait_for<kReports>(order, sums.added + set, units, state);
-      if (before >= 0) wait_for<kReports>(order, sums.freed + before, pieces, state);
+      wait_word(sums.added + set, units);
+      if (before >= 0) wait_word(sums.freed + before, pieces);
       return true;
     }
     return !any_lane(load_word(sums.added + set) < units || (before >= 0 && load_word(sums.freed + before) < pieces));
   }
 
   // Starts part i of pieces from n on, or, if others may wait for parts that are under way, false: not yet.
-  template <int kCount, bool kReports>
+  template <int kCount>
   TSRI_DEVICE_MEMBER bool start_part(const BackwardArgs &args, int32_t i, bool waits, uint32_t at, uint32_t full,
                                      uint32_t state) {
     const SumOrder &sums = args.order.sums;
     const SumPiece &piece = sums.pieces[shared_at<Taken>(state).n + i / kParts];
     const int32_t set = piece.set;
     if (set != shared_at<Taken>(state).there) {
-      if (!has_set<kReports>(args.order, set, waits, state)) return false;
+      if (!has_set(args.order, set, waits)) return false;
       fence_device();
       fence_async_all();
       sync_wave();
@@ -234,7 +200,7 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   // from `at` on, whose barriers begin at `full`. It does not wait for a set while parts of another are under way; what
   // it took is counted as freed together, so that a set may wait for the next one or two. kReports: and tells of units,
   // the last of which is left to report().
-  template <int kPieces, int kCount, bool kReports>
+  template <int kPieces, int kCount>
   TSRI_DEVICE_MEMBER void finish_sums(const BackwardArgs &args, uint32_t at, uint32_t full, uint32_t state) {
     static_assert(kParts * kPieces % (2 * kCount) == 0, "phases of barriers begin anew with all that is taken");
     const SumOrder &sums = args.order.sums;
@@ -257,12 +223,8 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
       for (int32_t done = 0; done < parts_of(sums, shared_at<Taken>(state).n, kPieces); ++done) {
         TSRI_NO_UNROLL
         while (started - done < kCount && started < parts_of(sums, shared_at<Taken>(state).n, kPieces)) {
-          if (!start_part<kCount, kReports>(args, started, started == done, at, full, state)) break;
+          if (!start_part<kCount>(args, started, started == done, at, full, state)) break;
           ++started;
-        }
-        if constexpr (kReports) {
-          const int32_t u = shared_at<Taken>(state).u;
-          if (phase_test(kAdded + 8 * slot_of(u), parity_of(u))) tell_next(args.order, state);
         }
         end_part<kCount>(args, done, at, full, state);
       }

@@ -114,6 +114,15 @@ int64_t head_bytes(const tsr_problem &p) {
   return max64(tsri_mul_sat(tsri_mul_sat(queries, group), 6 * p.dim_qk + 2 * p.dim_v), 1);
 }
 
+// Whether a section of heads begins when the one before it is half done. Under a mask units are short by then, and in
+// order their successors would wait for each other; with long units of the next heads between them they do not. It takes
+// many units a block, and heads with sums of their own: with groups (long units) it was slower.
+constexpr int64_t kUnitsOverlapped = 8;
+bool overlaps(const DeviceFacts &facts, const tsr_problem &p, const BackwardCut &cut) {
+  return cut.ordered && masks_queries(p) && p.heads_q == p.heads_kv && cut.keys.tiles >= 2 &&
+         tsri_mul_sat(heads_of(p), cut.keys.tiles) >= kUnitsOverlapped * facts.processors;
+}
+
 // Heads side by side, so that L2 holds what blocks share of them.
 int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_problem &p, const BackwardCut &cut) {
   const int64_t heads = max64(heads_of(p), 1);
@@ -121,10 +130,12 @@ int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_probl
   if (cut.ordered) {
     // Tiles of keys that follow each other have to begin a turn or two apart: blocks begin `processors` of them in the
     // time of one, and those between are other heads'. Of half of the queries where a mask leaves the other half out,
-    // and then the last ones are short. More than so much of L2 costs more than waiting does.
+    // and then the last ones are short; a quarter is enough where sections overlap. More than so much of L2 costs more
+    // than waiting does.
     const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
     const int64_t turns = tsri_mul_sat(max64(ceil_div(p.seq_q, row.tile_q), 1), group);
-    const int64_t apart = ceil_div((masks_queries(p) ? 8 : 2) * int64_t{facts.processors}, turns);
+    const int64_t masked = overlaps(facts, p, cut) ? 2 : 8;
+    const int64_t apart = ceil_div((masks_queries(p) ? masked : 2) * int64_t{facts.processors}, turns);
     const int64_t room = facts.l2_bytes / 32 * min64(int64_t{cut.keys.tiles} + 8, 64) / head_bytes(p);
     held = max64(held, min64(apart, room));
     held = ceil_div(heads, ceil_div(heads, held)); // and no few that are left for the end
@@ -137,7 +148,7 @@ int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_probl
 // half of L2 holds; blocks of a long one go through its queries together.
 constexpr int64_t kLongTiles = 32;
 int32_t heads_last(const DeviceFacts &facts, const tsr_problem &p, const BackwardCut &cut) {
-  if (!masks_queries(p) || cut.keys.tiles == 0) return 0;
+  if (!masks_queries(p) || cut.keys.tiles == 0 || overlaps(facts, p, cut)) return 0;
   const int64_t heads = heads_of(p);
   int64_t last = ceil_div(2 * int64_t{facts.processors}, cut.keys.tiles);
   if (cut.keys.tiles < kLongTiles) last = min64(last, facts.l2_bytes / 2 / head_bytes(p));
@@ -160,13 +171,13 @@ bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
 }
 
 // Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes about as long
-// as a few units, and for those that are worked on side by side. Fewer than those and
+// as a few units, and for those that are worked on side by side, twice as many where sections overlap. Fewer than those and
 // two more could make blocks wait for each other.
 void cut_sums(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut) {
   if (!turns_sums(row, p, *cut)) return;
   const int64_t sets = p.heads_kv * (p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch);
   const int64_t tile = int64_t{row.tile_q} * row.dim_qk;
-  const int64_t beside = max64(cut->together, cut->last);
+  const int64_t beside = cut->lag < cut->keys.tiles ? 2 * int64_t{cut->together} : max64(cut->together, cut->last);
   const int64_t under_way = 5 * int64_t{facts.processors} / cut->keys.tiles + 1 + cut->together + beside;
   cut->sets = static_cast<int32_t>(sets);
   cut->ring = static_cast<int32_t>(min64(sets, under_way));
@@ -306,7 +317,7 @@ bool backward_blocks(const DeviceFacts &facts, const Row &row, const tsr_problem
   cut->key_blocks = row.engine.box_q ? min64(cut->keys.blocks, processors) : cut->keys.blocks;
   cut->together = heads_together(facts, row, p, *cut);
   cut->last = heads_last(facts, p, *cut);
-  cut->lag = cut->keys.tiles;
+  cut->lag = overlaps(facts, p, *cut) ? static_cast<int32_t>(ceil_div(cut->keys.tiles, 2)) : cut->keys.tiles;
   cut_sums(facts, row, p, cut);
   // Every block asks once for a unit that is none.
   return !row.engine.box_q || fits(cut->keys.blocks + 2 * processors, why);
