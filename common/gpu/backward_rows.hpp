@@ -7,6 +7,7 @@
 #define TESSERA_COMMON_GPU_BACKWARD_ROWS_HPP_
 
 #include "common/gpu/arguments.hpp"
+#include "common/gpu/backward_delta.hpp"
 #include "common/gpu/element.hpp"
 #include "common/gpu/gradient.hpp"
 #include "common/gpu/key_work.hpp"
@@ -70,12 +71,16 @@ struct BackwardPrepare {
   TSRI_DEVICE_MEMBER void block(const Args &args) {
     release_later();
     const int64_t rows = query_rows(args.call.p, args.call.a);
-    const int32_t others = kUnits ? args.order.blocks : 0;
+    const int32_t units = kUnits ? args.order.blocks : 0, others = units + args.delta_blocks;
     if constexpr (kUnits)
-      if (static_cast<int32_t>(block_index()) < others) {
+      if (static_cast<int32_t>(block_index()) < units) {
         find_units<kThreads, kWave>(args);
         return;
       }
+    if (static_cast<int32_t>(block_index()) < others) {
+      find_delta<kThreads>(args, static_cast<int64_t>(block_index()) - units, args.delta_blocks);
+      return;
+    }
     const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
     const int64_t first = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
     for (int64_t n = first; n - thread_index() % kWave < rows; n += step) { // whole waves

@@ -5,6 +5,7 @@
 #ifndef TESSERA_COMMON_GPU_BACKWARD_STATS_HPP_
 #define TESSERA_COMMON_GPU_BACKWARD_STATS_HPP_
 
+#include "common/gpu/backward_delta.hpp"
 #include "common/gpu/backward_query.hpp"
 
 namespace tessera {
@@ -13,7 +14,8 @@ namespace gpu {
 // LSE and delta of every row found again from the scores: delta = sum_j p_j dP_j - dLSE over the very dP
 // that the gradients are made of, so that a row's dS sums to zero, and is zero with a single key. The
 // stored O and LSE have lost that to their rounding. Left out, unless stats_always, for tiles of many rows
-// whose LSE is small and which all see many keys: there a long sum hides the difference.
+// whose LSE is small and which all see many keys: there a long sum hides the difference, unless keys and values have
+// parts in common (common/delta.h).
 // kBlocks: of a multiprocessor, where more than the tiles' own number fit into registers; 0: that one.
 template <class Unit, int kTileQ_, int kTileK_, int kDqk, int kDv, int kWaves, bool kAny, int kBlocks = 0,
           class Tiles = QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, kAny>>
@@ -94,7 +96,15 @@ struct BackwardStats : Tiles {
     const int64_t last = (row + smaller(static_cast<int64_t>(kTileQ), tile.q.len - tile.i0) - 1) / kCoarseRows;
     uint32_t any = 0;
     for (int64_t i = row / kCoarseRows; i <= last; ++i) any |= args.coarse[i];
-    return any != 0;
+    return any != 0 || static_cast<float>(p.seq_k) > most_keys(args, tile.b, tile.h);
+  }
+
+  // Rows of query head h that see more keys are coarse.
+  TSRI_DEVICE_MEMBER float most_keys(const Args &args, int64_t b, int64_t h) {
+    if (!args.delta) return infinity();
+    int64_t member;
+    const int64_t g = divide(h, args.call.group, member);
+    return delta_most_keys(args, b, g, tsri_sequence_of(&args.call.p, &args.call.a, b).k.len);
   }
 
   TSRI_DEVICE_MEMBER void tile(const Args &args, Shared &shared, int64_t n) {
@@ -110,7 +120,7 @@ struct BackwardStats : Tiles {
     sync_block();
     const KeyTiles tiles = key_tiles(shared.rule, i0, smaller(i0 + kTileQ, sq), kTileK);
     if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
-    if (!args.stats_always && !has_coarse(args, shared, i0, sq)) return;
+    if (!args.stats_always && !has_coarse(args, shared, i0, sq, most_keys(args, place.b, place.h))) return;
     Base::load_queries(args, shared, i0);
     copy_commit();
     copy_wait<0>();
@@ -132,12 +142,12 @@ struct BackwardStats : Tiles {
   }
 
   // Whether some row of the tile needs better numbers than the stored ones.
-  TSRI_DEVICE_MEMBER bool has_coarse(const Args &args, const Shared &shared, int32_t i0, int32_t sq) {
+  TSRI_DEVICE_MEMBER bool has_coarse(const Args &args, const Shared &shared, int32_t i0, int32_t sq, float most) {
     const int32_t prefix = static_cast<int32_t>(shared.rule.prefix);
     bool coarse = false;
     for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
       const RowStat stat = args.stats[shared.stats + i];
-      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse) || coarse;
+      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse, most) || coarse;
     }
     return any_lane(coarse); // every wave looks at the whole tile: all agree
   }

@@ -23,7 +23,8 @@ typedef enum tsr_dist {
   TSR_DIST_UNIFORM,  /* [-1, 1) */
   TSR_DIST_OUTLIERS, /* normal, one element in 64 thirty times larger */
   TSR_DIST_ZERO_Q,   /* Q = 0: every allowed key has equal weight */
-  TSR_DIST_OFFSET    /* normal / 10 and a first column that adds case.offset_logit to every score */
+  TSR_DIST_OFFSET,   /* normal / 10 and a first column that adds case.offset_logit to every score */
+  TSR_DIST_POSITIVE  /* [0, 1): keys and values have a large part in common */
 } tsr_dist;
 
 /* One special value put into the inputs, at elements that some query may see. */

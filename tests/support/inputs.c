@@ -51,6 +51,7 @@ bool tsr_case_wide(const tsr_case *row, uint32_t grad) { return row->grad_f32 ||
 static double draw(const tsr_case *row, uint64_t stream, uint64_t n) {
   double x = row->dist == TSR_DIST_UNIFORM ? 2 * tsr_test_uniform(row->seed, stream, n) - 1
                                            : tsr_test_normal(row->seed, stream, n);
+  if (row->dist == TSR_DIST_POSITIVE) x = tsr_test_uniform(row->seed, stream, n);
   if (row->dist == TSR_DIST_OUTLIERS && tsr_test_bits(row->seed, stream + 100, n) % 64 == 0) x *= 30;
   return x;
 }

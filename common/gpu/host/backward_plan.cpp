@@ -27,6 +27,8 @@ constexpr int64_t kEngineEighths = 5, kEngineEighthsSums = 1;
 // Blocks of passes over rows walk in strides: enough of them to fill any device.
 constexpr int64_t kRowBlocks = 1 << 13;
 constexpr int64_t kRowsOfBlock = 16;
+// Blocks that look at heads beside them, at most; three for each head.
+constexpr int64_t kDeltaBlocksMost = 1 << 10;
 // Units of work are found beside the rows, by blocks of their own. Finding one takes a wave some microseconds.
 constexpr int64_t kUnitsOfBlock = 4, kUnitBlocks = 1 << 11;
 
@@ -190,6 +192,7 @@ struct Shares {
   void *dout;
   gpu::RowStat *stats;
   uint8_t *coarse;
+  gpu::DeltaPart *delta; // where delta may come from an O of 16 bits
   gpu::KeyWork *work; // of rows of the copy engine
   uint64_t *next;
   gpu::SumPiece *pieces; // where the main kernel turns sums into dQ
@@ -198,6 +201,11 @@ struct Shares {
   float *weight; // of rows that have weights
   float *dq_sum;
 };
+
+// Blocks that look at heads, if each had one.
+int64_t delta_blocks(const tsr_problem &p) {
+  return tsri_mul_sat(tsri_mul_sat(p.batch, p.heads_kv), gpu::kDeltaBlocks);
+}
 
 // The rows of Weighs in gradient.hpp.
 bool has_weights(const Row &row) { return row.any || row.dtype == TSR_DTYPE_F32; }
@@ -210,6 +218,9 @@ Shares take(tsri_workspace *ws, const Row &row, const tsr_problem &p, const Back
   if (has_weights(row))
     m.weight = static_cast<float *>(tsri_workspace_take(ws, cut.rows, sizeof(float)));
   m.coarse = static_cast<uint8_t *>(tsri_workspace_take(ws, ceil_div(cut.rows, gpu::kCoarseRows), 1));
+  if (cut.delta)
+    m.delta = static_cast<gpu::DeltaPart *>(
+        tsri_workspace_take(ws, tsri_mul_sat(delta_blocks(p), gpu::kDeltaParts), sizeof(gpu::DeltaPart)));
   if (row.engine.box_q) {
     m.work = static_cast<gpu::KeyWork *>(tsri_workspace_take(ws, cut.keys.blocks, sizeof(gpu::KeyWork)));
     m.next = static_cast<uint64_t *>(tsri_workspace_take(ws, 1, sizeof(uint64_t)));
@@ -259,7 +270,7 @@ struct Steps {
     return launch(plan.row->entry[entry], pass.blocks, plan.row->engine.box_q, plan.early && entry != kEntryDq);
   }
   bool launch_prepare(const BackwardCut &cut) {
-    return launch(backward_entries[kPassPrepare], engine.backward.order.blocks + cut.row_blocks);
+    return launch(backward_entries[kPassPrepare], engine.backward.order.blocks + engine.backward.delta_blocks + cut.row_blocks);
   }
   bool launch_stats(const BackwardCut &cut) {
     engine.backward.tiles = cut.stats.tiles;
@@ -356,6 +367,8 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
   cut->stats_always = finds_stats(row, p);
+  cut->delta = !cut->stats_always && p.o.dtype != TSR_DTYPE_F32 && cut->rows > 0 &&
+               (queries || p.dbias.dtype != TSR_DTYPE_NONE);
   const int64_t stats_tiles = cut->rows == 0 ? 0 : packed_q ? tsri_add_sat(p.total_q / row.backward.query_q, p.batch)
                                                  : ceil_div(p.seq_q, row.backward.query_q); // as sum_tiles()
   if (!set_pass(stats_tiles, 1, p.heads_q, slots_q, &cut->stats, why)) return false;
@@ -416,6 +429,8 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
   own.bias_tiles_k = cut.bias_tiles_k;
   const bool is_float = plan.row->dtype == TSR_DTYPE_F32;
   own.coarse = shares.coarse;
+  own.delta = shares.delta;
+  own.delta_blocks = cut.delta ? static_cast<int32_t>(min64(delta_blocks(p), kDeltaBlocksMost)) : 0;
   own.few_keys = is_float ? gpu::kFewKeysF32 : gpu::kFewKeys;
   own.large_lse = (is_float ? gpu::kLargeLseF32 : gpu::kLargeLse) * own.lse_unit;
   own.dq_floats = cut.sums ? cut.dq_floats : 0;

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether delta = rowsum(dO O) may come from an O of 16 bits. Its rounding is an error d of delta that all keys of a
+// row share, so that dQ is off by d times the mean key that the row sees. That is small beside what rounding P and dP
+// costs anyhow, unless keys have a large part in common, or values have, whose part in common fills O while dS does
+// not hold it: then the error grows with the number of keys. With A the squared mean key over the spread of keys, W
+// the squared mean value over the mean square of values, and n / crowd the number of keys that a row's weight is
+// spread over, error over what rounding costs is
+//   A / 4 + (A + 1 / Dqk) W n / crowd
+// (1 / Dqk: a row leans towards keys like its query). The factors are fitted: the dQ of standard attention has the
+// same RMS where this is 2 and more (docs/numerics.md). A, W and crowd are estimated from a few rows of a head.
+#ifndef TESSERA_COMMON_DELTA_H_
+#define TESSERA_COMMON_DELTA_H_
+
+#include <stdint.h>
+
+#include "common/platform.h"
+
+/* Queries of a head, and keys of each of them, whose weights are looked at. */
+enum { TSRI_DELTA_QUERIES = 4, TSRI_DELTA_KEYS = 32 };
+
+/* Keys that are looked at of n. */
+TSRI_INLINE int64_t tsri_delta_rows(int64_t n) {
+  const int64_t most = n / 16 < 32 ? 32 : n / 16 > 256 ? 256 : n / 16;
+  return most < n ? most : n;
+}
+
+/* Number t of `count` out of n, evenly: the first one is 0, which trained models often look at most. */
+TSRI_INLINE int64_t tsri_delta_row(int64_t n, int64_t count, int64_t t) {
+  return t * n / count;
+}
+
+/* Of what is looked at of a head: the squared mean of keys and of values, less what chance makes of it, and their
+ * spread, both summed over columns. */
+typedef struct tsri_delta_facts {
+  float key, key_spread;
+  float value, value_spread;
+  float crowd; /* n sum p^2 of a row that sees n keys: 1 if all have the same weight */
+} tsri_delta_facts;
+
+/* The squared mean without chance: of m rows it has spread / m, give or take. */
+TSRI_INLINE float tsri_delta_mean(float squares, float spread, int64_t m) {
+  const float rest = squares - 1.5f * spread / (float)m;
+  return rest > 0 ? rest : 0;
+}
+
+/* Rows that see more keys than this need a delta of their own scores. */
+TSRI_INLINE float tsri_delta_most_keys(const tsri_delta_facts *f, int64_t dim_qk) {
+  const float most = 3e38f;
+  const float common = f->key_spread > 0 ? f->key / f->key_spread : f->key > 0 ? most : 0;
+  const float left = 2 - common / 4;
+  float each = 0;
+  if (left <= 0) return 0;
+  if (f->value > 0)
+    each = (common + 1 / (float)dim_qk) * f->value / ((f->value + f->value_spread) * (f->crowd > 1 ? f->crowd : 1));
+  return each > 0 ? left / each : most;
+}
+
+#endif  // TESSERA_COMMON_DELTA_H_
