@@ -15,9 +15,17 @@
 #include <stdint.h>
 
 #include "common/platform.h"
+#include "tessera/tessera.h"
 
 /* Queries of a head, and keys of each of them, whose weights are looked at. */
 enum { TSRI_DELTA_QUERIES = 4, TSRI_DELTA_KEYS = 32 };
+
+/* Whether there are steps between q.k and a score. They are not gone through: all keys are taken to have the same
+ * weight. */
+TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
+  return p->softcap > 0 || p->alibi != TSR_ALIBI_NONE || p->bias.dtype != TSR_DTYPE_NONE ||
+         p->mask.dtype != TSR_DTYPE_NONE || p->block_mask.dtype != TSR_DTYPE_NONE;
+}
 
 /* Keys that are looked at of n. */
 TSRI_INLINE int64_t tsri_delta_rows(int64_t n) {

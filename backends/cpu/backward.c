@@ -6,7 +6,7 @@
 // 16: the workspace stays linear in the lengths. Where equal bits are asked for the number depends on
 // the problem alone, as if there were 16 threads.
 //
-// Phases of a run, each a parallel loop: facts of all rows; zeros into dBias; key tasks; dQ; what
+// Phases of a run, each a parallel loop: a look at heads whose O has 16 bits; facts of all rows; zeros into dBias; key tasks; dQ; what
 // dBias and dSink still need; zeros into rows that no sequence uses.
 #include "backward.h"
 
@@ -17,6 +17,7 @@
 #include "amx.h"
 #include "common/bias.h"
 #include "common/dtype.h"
+#include "delta.h"
 #include "forward.h"
 
 enum {
@@ -229,6 +230,14 @@ static void dbias_prepare(const tsri_cpu_backward_plan *plan, const tsr_args *ar
 
 /* ------------------------------------------------------------------------------------ the rest */
 
+/* Index (b, g). */
+static void delta_task(void *arg, int64_t index, int32_t worker) {
+  const tsri_cpu_backward *job = &((const backward_job *)arg)->shared;
+  const int64_t heads = job->problem->p.heads_kv;
+  (void)worker;
+  job->most_keys[index] = tsri_cpu_delta_most_keys(job->problem, job->args, index / heads, index % heads);
+}
+
 /* Index h: minus the sum of p_sink D over batches and rows, in double. */
 static void dsink_task(void *arg, int64_t index, int32_t worker) {
   const tsri_cpu_backward *job = &((const backward_job *)arg)->shared;
@@ -280,6 +289,12 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
                 p->accumulate & TSR_ACCUMULATE_DV);
 }
 
+/* Whether rows may take D from the stored O, and that has 16 bits. */
+static int looks_at_heads(const tsri_cpu_backward_plan *plan) {
+  const tsr_problem *p = &plan->problem->p;
+  return p->o.dtype != TSR_DTYPE_F32 && p->seq_k > plan->tiles.whole && (wants_scores(p) || p->dsink);
+}
+
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */
 static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws,
                           tsri_cpu_backward *job, int64_t **first_row, int64_t **first_task) {
@@ -297,6 +312,8 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
   job->ref = (float *)tsri_workspace_take(ws, rows, f);
   job->inverse = (float *)tsri_workspace_take(ws, rows, f);
   job->d = (float *)tsri_workspace_take(ws, rows, f);
+  job->most_keys = NULL;
+  if (looks_at_heads(plan)) job->most_keys = (float *)tsri_workspace_take(ws, tsri_mul_sat(p->batch, p->heads_kv), f);
   job->p_sink = (float *)tsri_workspace_take(ws, p->dsink ? rows : 0, f);
   job->dq = (float *)tsri_workspace_take(ws, tsri_mul_sat(rows, shares), f);
   sums = (float *)tsri_workspace_take(ws, dbias_floats(p), f);
@@ -418,6 +435,7 @@ tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_a
   if ((key_tasks || p->dsink) && !(key_tasks && keys_known && p->seq_k <= plan->tiles.whole)) {
     job.kernel =
         plan->tiles.amx ? plan->kernels.amx_backward_rows : plan->kernels.backward_rows;
+    if (job.shared.most_keys) failed |= tsri_cpu_run(runner, delta_task, &job, p->batch * p->heads_kv);
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }
   failed |= tsri_cpu_run(runner, dbias_clear, &job, dbias_tasks);

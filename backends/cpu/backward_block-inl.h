@@ -131,7 +131,9 @@ class BackwardBlock {
     }
     if (p_.o.dtype != TSR_DTYPE_F32) {
       const tsri_mask_row seen = seen_keys();
-      return seen.prefix + seen.hi - seen.lo > kFewKeys;
+      const int64_t keys = seen.prefix + seen.hi - seen.lo;
+      const float *most = job_.most_keys;
+      return keys > kFewKeys && !(most && static_cast<float>(keys) > most[b_ * p_.heads_kv + g_]);
     }
     for (size_t r = 0; r < live_; ++r) {  // dS of one key is 0, which sums in two orders do not give
       const tsri_mask_row row = tsri_mask_row_of(&rule_, query_of(row_at(r)));

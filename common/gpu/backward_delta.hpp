@@ -14,11 +14,6 @@
 namespace tessera {
 namespace gpu {
 
-// Whether there are steps between q.k and a score. They are not gone through: all keys are taken to have the same weight.
-TSRI_DEVICE bool delta_has_terms(const tsr_problem &p) {
-  return p.softcap > 0.0f || p.alibi != TSR_ALIBI_NONE || p.bias.dtype != TSR_DTYPE_NONE ||
-         p.mask.dtype != TSR_DTYPE_NONE || p.block_mask.dtype != TSR_DTYPE_NONE;
-}
 
 // A sum over 32 neighbouring lanes.
 TSRI_DEVICE float sum_of_32(float x) {
@@ -113,7 +108,7 @@ TSRI_DEVICE void find_delta(const BackwardArgs &args, int64_t first, int64_t cou
         part = delta_columns<kThreads>(p.k, a.k, pages, sequence.k, b, g, p.dim_qk);
       else if (what == 1)
         part = delta_columns<kThreads>(p.v, a.v, pages, sequence.k, b, g, p.dim_v);
-      else if (!delta_has_terms(p))
+      else if (!tsri_delta_has_terms(&p))
         part = delta_weights(args.call, sequence, tsri_sequence_rule(&p, &sequence), pages, b, g);
     }
     if (thread_index() % 32 == 0) args.delta[n * kDeltaParts + thread_index() / 32] = part;

@@ -241,6 +241,8 @@ static void draw_more(dice *d, fuzz_row *f) {
   c->rng_array = c->dropout > 0 && chance(d, 40);
   if (c->layout < TSR_PATTERN_HUGE_BATCH && !c->page_size && !c->share && chance(d, 6))
     *same[roll(d, 0, 3)] = (uint8_t)(1 + (chance(d, 50) ? TSR_PATTERN_SAME_SEQ : TSR_PATTERN_SAME_DIM));
+  if (chance(d, 12)) c->dist = TSR_DIST_POSITIVE;
+  if (chance(d, 12)) c->offset_v = (double)roll(d, -3, 3);
 }
 
 void fuzz_row_make(fuzz_row *f, uint64_t seed) {
@@ -314,7 +316,7 @@ static const field fields[] = {
     FIELD(prefixes, ARRAY),      FIELD(window, INTEGER),
     FIELD(left, INTEGER),        FIELD(right, INTEGER),       FIELD(causal, INTEGER),
     FIELD(diagonals, ARRAY),     FIELD(diagonal, INTEGER),    FIELD(dist, INTEGER),
-    FIELD(offset_logit, REAL),   FIELD(amplitude, REAL),      FIELD(forward_only, INTEGER),
+    FIELD(offset_v, REAL),       FIELD(offset_logit, REAL),   FIELD(amplitude, REAL),      FIELD(forward_only, INTEGER),
     FIELD(seed, INTEGER)};
 enum { FIELDS = (int)(sizeof fields / sizeof fields[0]) };
 

@@ -145,6 +145,7 @@ typedef struct tsr_case {
   tsr_dist dist;
   double amplitude;    /* factor on Q and K; 0: 1 */
   double amplitude_v;  /* factor on V; 0: 1 */
+  double offset_v;     /* added to V */
   double offset_logit; /* TSR_DIST_OFFSET */
   tsr_inject inject;
   bool expect_nan; /* NaN is the right answer somewhere */

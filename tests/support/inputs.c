@@ -69,6 +69,11 @@ static void fill_first(tsr_dense *dense, double value, tsr_dtype dtype) {
   for (i = 0; i < count; i += dense->dim[3]) dense->x[i] = tsr_test_round(dtype, value);
 }
 
+static void add_offset(tsr_dense *dense, double offset, tsr_dtype dtype) {
+  int64_t i, count = tsr_dense_count(dense);
+  for (i = 0; i < count; ++i) dense->x[i] = tsr_test_round(dtype, dense->x[i] + offset);
+}
+
 /* Axes that the layout repeats hold equal values; so do rows that sequences share. */
 static void repeat(tsr_dense *dense, int layout, bool packed, int64_t share) {
   int64_t b, h, s, d;
@@ -338,6 +343,7 @@ bool tsr_inputs_create(tsr_inputs *in, const tsr_case *row, tsr_dtype dtype) {
     fill(row, &in->q, STREAM_Q, row->dist == TSR_DIST_ZERO_Q ? 0 : amplitude, dtype);
     fill(row, &in->k, STREAM_K, amplitude, dtype);
     fill(row, &in->v, STREAM_V, amplitude_v, dtype);
+    if (row->offset_v != 0) add_offset(&in->v, row->offset_v, dtype);
     if (row->dist == TSR_DIST_OFFSET) {
       fill_first(&in->q, 1, dtype);
       fill_first(&in->k, row->offset_logit * sqrt((double)row->dim_qk), dtype);
