@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,11 +26,18 @@ typedef struct pending {
   bool placed;   // target did not exist: it is ours
 } pending;
 
-// Read by the signal handler; entries are published by `g_live` before the file exists.
+// Read by the signal handler, in the writing thread and with signals blocked where they change.
 static pending g_pending[OUTPUT_MAX];
 static volatile sig_atomic_t g_live = 0;
+static pthread_t g_writer;
 
+// A process's signal may come to any thread, also while the writing one blocks it: to a worker of OpenMP, which has
+// no part in this. It is passed on, so that what it removes is never between two states, and nothing is added after.
 static void remove_temporaries(int signal_number) {
+  if (!pthread_equal(pthread_self(), g_writer)) {
+    pthread_kill(g_writer, signal_number);
+    return;
+  }
   for (int i = 0; i < g_live; ++i) unlink(g_pending[i].temporary);
   signal(signal_number, SIG_DFL);
   raise(signal_number);
@@ -40,20 +48,32 @@ enum { kSignalCount = 3 };
 static struct sigaction g_previous[kSignalCount];
 
 static void catch_signals(void) {
-  struct sigaction action = {.sa_handler = remove_temporaries};
+  struct sigaction action = {.sa_handler = remove_temporaries, .sa_flags = SA_RESTART};
+  g_writer = pthread_self();
   sigemptyset(&action.sa_mask);
-  for (int i = 0; i < kSignalCount; ++i) sigaction(kSignals[i], &action, &g_previous[i]);
+  for (int i = 0; i < kSignalCount; ++i) sigaddset(&action.sa_mask, kSignals[i]);
+  for (int i = 0; i < kSignalCount; ++i) {
+    sigaction(kSignals[i], NULL, &g_previous[i]);
+    // Who started the program with a signal ignored (nohup) means it.
+    if (g_previous[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, NULL);
+  }
 }
 
 static void release_signals(void) {
   for (int i = 0; i < kSignalCount; ++i) sigaction(kSignals[i], &g_previous[i], NULL);
 }
 
-static void block_signals(bool block) {
-  sigset_t set;
+// Of the writing thread. Returns what was blocked before, for restore_signals.
+static sigset_t block_signals(void) {
+  sigset_t set, before;
   sigemptyset(&set);
   for (int i = 0; i < kSignalCount; ++i) sigaddset(&set, kSignals[i]);
-  sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+  pthread_sigmask(SIG_BLOCK, &set, &before);
+  return before;
+}
+
+static void restore_signals(sigset_t before) {
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static void folder_of(const char *path, char *folder, size_t capacity) {
@@ -125,10 +145,10 @@ static pending *begin_file(const char *target, cli_message *message) {
   *file = (pending){.fd = -1};
   snprintf(file->target, sizeof file->target, "%s", target);
   snprintf(file->temporary, sizeof file->temporary, "%s.XXXXXX", target);
-  block_signals(true);
+  sigset_t before = block_signals();
   file->fd = mkostemp(file->temporary, O_CLOEXEC);
   if (file->fd >= 0) g_live = g_live + 1;
-  block_signals(false);
+  restore_signals(before);
   if (file->fd < 0) {
     cli_fail(message, "no temporary file beside it: %s", strerror(errno));
     return NULL;
@@ -147,13 +167,13 @@ static bool finish_file(pending *file, cli_message *message) {
 }
 
 static void drop_all(void) {
-  block_signals(true);
+  sigset_t before = block_signals();
   for (int i = 0; i < g_live; ++i) {
     if (g_pending[i].fd >= 0) close(g_pending[i].fd);
     unlink(g_pending[i].temporary);
   }
   g_live = 0;
-  block_signals(false);
+  restore_signals(before);
 }
 
 // The rename itself must survive a power failure too; a file system that cannot promise it is no
@@ -183,7 +203,7 @@ static bool place(pending *file, cli_message *message) {
 }
 
 static bool commit_all(cli_message *message) {
-  block_signals(true);
+  sigset_t before = block_signals();
   bool ok = true;
   int done = 0;
   for (; ok && done < g_live; ++done) ok = place(&g_pending[done], message);
@@ -200,7 +220,7 @@ static bool commit_all(cli_message *message) {
     sync_folder(g_pending[i].target);
   }
   g_live = 0;
-  block_signals(false);
+  restore_signals(before);
   return ok;
 }
 
