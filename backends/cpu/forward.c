@@ -85,10 +85,7 @@ static tsri_cpu_runner runner_of(const tsr_resolved *problem, const tsri_cpu_run
   const double bytes = (double)p->batch * (double)p->heads_kv * keys * dims *
                        tsri_dtype_bytes(p->k.dtype);
   tsri_cpu_runner limited = tsri_cpu_runner_for(runner, flops, bytes);
-  /* Not a few threads less than there are heads: some would have two tasks. */
-  const int64_t pairs = tsri_mul_sat(p->batch, p->heads_kv);
-  if (limited.threads < pairs && pairs <= runner->threads && pairs <= 3 * (int64_t)limited.threads / 2)
-    limited.threads = (int32_t)pairs;
+  tsri_cpu_runner_round(&limited, runner, tsri_mul_sat(p->batch, p->heads_kv));
   return limited;
 }
 

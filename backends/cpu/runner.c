@@ -37,6 +37,11 @@ tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops,
   return limited;
 }
 
+void tsri_cpu_runner_round(tsri_cpu_runner *limited, const tsri_cpu_runner *all, int64_t tasks) {
+  if (limited->threads < tasks && tasks <= all->threads / 4 && tasks <= 3 * (int64_t)limited->threads / 2)
+    limited->threads = (int32_t)tasks;
+}
+
 #ifdef _OPENMP
 enum { most_queues = 256 };
 

@@ -22,6 +22,10 @@ tsri_cpu_runner tsri_cpu_runner_of(const tsr_host *host);
  * runner stays as it is. */
 tsri_cpu_runner tsri_cpu_runner_for(const tsri_cpu_runner *runner, double flops, double bytes);
 
+/* A few threads more in such a team, by half at most, if then `tasks` have one each instead of two for some. A team
+ * stays one of a quarter of all threads, or all. */
+void tsri_cpu_runner_round(tsri_cpu_runner *limited, const tsri_cpu_runner *all, int64_t tasks);
+
 /* task(arg, index, worker) once for every index in [0, count), in about rising order, no worker
  * twice at once; returns when all have returned. Returns 0, or the caller's runner's failure. */
 int tsri_cpu_run(const tsri_cpu_runner *runner,

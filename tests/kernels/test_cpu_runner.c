@@ -76,6 +76,27 @@ int main(void) {
   check(tsri_cpu_run(&runner, visit, &t, 0) == 0, "no indexes");
   check_all_seen(&t, 1, "no index of none");
 
+  /* Of 64 threads all, or a quarter and fewer, whatever the work and the tasks. */
+  {
+    const tsri_cpu_runner all = {NULL, 64};
+    tsri_cpu_runner few = {NULL, 10};
+    double work;
+    int64_t tasks;
+    int32_t most = 0;
+    tsri_cpu_runner_round(&few, &all, 15);
+    check(few.threads == 15, "threads for a task each");
+    few.threads = 10;
+    tsri_cpu_runner_round(&few, &all, 16);
+    check(few.threads == 10, "more than half as many again");
+    for (work = 1e6; work < 1e9; work *= 1.01)
+      for (tasks = 1; tasks <= 64; ++tasks) {
+        tsri_cpu_runner team = tsri_cpu_runner_for(&all, work, 0);
+        tsri_cpu_runner_round(&team, &all, tasks);
+        if (team.threads != 64 && team.threads > most) most = team.threads;
+      }
+    check(most == 16, "no team between a quarter and all");
+  }
+
   check(tsri_cpu_runner_for(&runner, 1e12, 0).threads == 3, "threads for much work");
   check(tsri_cpu_runner_for(&runner, 4e6, 0).threads == 1, "threads for a little work");
   check(tsri_cpu_runner_for(&runner, 6e6, 0).threads == 3, "all threads from a quarter of their work on");
