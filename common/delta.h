@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether delta = rowsum(dO O) may come from an O of 16 bits. Its rounding is an error d of delta that all keys of a
+// Whether backward may take a row's numbers from what forward stored. delta = rowsum(dO O) of an O of 16 bits: its rounding is an error d of delta that all keys of a
 // row share, so that dQ is off by d times the mean key that the row sees. That is small beside what rounding P and dP
 // costs anyhow, unless keys have a large part in common, or values have, whose part in common fills O while dS does
 // not hold it: then the error grows with the number of keys. With A the squared mean key over the spread of keys, W
@@ -18,7 +18,7 @@
 #include "tessera/tessera.h"
 
 /* Queries of a head, and keys of each of them, whose weights are looked at. */
-enum { TSRI_DELTA_QUERIES = 4, TSRI_DELTA_KEYS = 32 };
+enum { TSRI_DELTA_QUERIES = 4, TSRI_DELTA_KEYS = 16 };
 
 /* Whether there are steps between q.k and a score. They are not gone through: all keys are taken to have the same
  * weight. */
@@ -27,15 +27,12 @@ TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
          p->mask.dtype != TSR_DTYPE_NONE || p->block_mask.dtype != TSR_DTYPE_NONE;
 }
 
-/* Keys that are looked at of n. */
-TSRI_INLINE int64_t tsri_delta_rows(int64_t n) {
-  const int64_t most = n / 16 < 32 ? 32 : n / 16 > 256 ? 256 : n / 16;
-  return most < n ? most : n;
-}
-
-/* Number t of `count` out of n, evenly: the first one is 0, which trained models often look at most. */
-TSRI_INLINE int64_t tsri_delta_row(int64_t n, int64_t count, int64_t t) {
-  return t * n / count;
+/* Keys that are looked at of n, every n / rows of them from the first on, which trained models often look at most. They
+ * are TSRI_DELTA_PARTS samples, of which each has every so manyth: of each the squared mean is found on its own. */
+enum { TSRI_DELTA_PARTS = 4 };
+TSRI_INLINE int32_t tsri_delta_rows(int64_t n) {
+  const int64_t rows = n / 64 * TSRI_DELTA_PARTS;
+  return rows < 32 ? 32 : rows > 256 ? 256 : (int32_t)rows;
 }
 
 /* Of what is looked at of a head: the squared mean of keys and of values, less what chance makes of it, and their
@@ -46,9 +43,9 @@ typedef struct tsri_delta_facts {
   float crowd; /* n sum p^2 of a row that sees n keys: 1 if all have the same weight */
 } tsri_delta_facts;
 
-/* The squared mean without chance: of m rows it has spread / m, give or take. */
-TSRI_INLINE float tsri_delta_mean(float squares, float spread, int64_t m) {
-  const float rest = squares - 1.5f * spread / (float)m;
+/* The squared mean without chance: that of m rows has spread / m of it, give or take. */
+TSRI_INLINE float tsri_delta_mean(float squares, float spread, int32_t m) {
+  const float rest = squares - 1.25f * spread / (float)m;
   return rest > 0 ? rest : 0;
 }
 
@@ -62,6 +59,14 @@ TSRI_INLINE float tsri_delta_most_keys(const tsri_delta_facts *f, int64_t dim_qk
   if (f->value > 0)
     each = (common + 1 / (float)dim_qk) * f->value / ((f->value + f->value_spread) * (f->crowd > 1 ? f->crowd : 1));
   return each > 0 ? left / each : most;
+}
+
+/* The largest |LSE| that makes P = e^(s - LSE) exact enough in float32. An LSE in [4, 8) is off by 2^-23.8 on average,
+ * and so are all P of its row; twice that in [8, 16). Standard attention has no such error, but those of its scores, which
+ * are larger where these are not small. q, k: squared lengths of rows. Fitted as above. */
+TSRI_INLINE float tsri_delta_most_lse(float q, float k, float scale, int64_t dim_qk) {
+  const float square = q * k * scale * scale / (float)dim_qk; /* of a score, on average */
+  return square < 0.16f ? 4 : square < 0.64f ? 8 : 16;
 }
 
 #endif  // TESSERA_COMMON_DELTA_H_

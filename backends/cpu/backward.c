@@ -6,7 +6,7 @@
 // 16: the workspace stays linear in the lengths. Where equal bits are asked for the number depends on
 // the problem alone, as if there were 16 threads.
 //
-// Phases of a run, each a parallel loop: a look at heads whose O has 16 bits; facts of all rows; zeros into dBias; key tasks; dQ; what
+// Phases of a run, each a parallel loop: a look at heads; facts of all rows; zeros into dBias; key tasks; dQ; what
 // dBias and dSink still need; zeros into rows that no sequence uses.
 #include "backward.h"
 
@@ -82,7 +82,7 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
                                                  const tsri_cpu_kernels *kernels,
                                                  const tsri_cpu_runner *runner,
                                                  const tsri_cpu_device *device, int amx,
-                                                 int64_t most_keys) {
+                                                 int64_t most) {
   const tsr_problem *p = &problem->p;
   const int64_t pairs = max64(1, tsri_mul_sat(p->batch, p->heads_kv));
   const int64_t block = 3 * kernels->lanes;
@@ -98,7 +98,7 @@ tsri_cpu_backward_plan tsri_cpu_backward_plan_of(const tsr_resolved *problem,
   tiles->amx = amx;
   /* S^T and dP^T of a block take half of L1. A fact of the processor, because results follow it. */
   fit = device->l1_bytes / 2 / (2 * block * (int64_t)sizeof(float));
-  tiles->keys = amx ? most_keys : max64(32, min64(most_keys, fit / 16 * 16));
+  tiles->keys = amx ? most : max64(32, min64(most, fit / 16 * 16));
   cut_keys(tiles, problem, plan.runner.threads, pairs, flops);
   /* K, V, dK and dV of a panel take a quarter of L2, which two threads may share. */
   fit = device->l2_bytes / 4 / (2 * (p->dim_qk + p->dim_v) * (int64_t)sizeof(float));
@@ -235,7 +235,7 @@ static void delta_task(void *arg, int64_t index, int32_t worker) {
   const tsri_cpu_backward *job = &((const backward_job *)arg)->shared;
   const int64_t heads = job->problem->p.heads_kv;
   (void)worker;
-  job->most_keys[index] = tsri_cpu_delta_most_keys(job->problem, job->args, index / heads, index % heads);
+  job->most[index] = tsri_cpu_delta_most(job->problem, job->args, index / heads, index % heads);
 }
 
 /* Index h: minus the sum of p_sink D over batches and rows, in double. */
@@ -289,10 +289,10 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
                 p->accumulate & TSR_ACCUMULATE_DV);
 }
 
-/* Whether rows may take D from the stored O, and that has 16 bits. */
+/* Whether rows may take P and D from what forward stored, if heads allow it. */
 static int looks_at_heads(const tsri_cpu_backward_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
-  return p->o.dtype != TSR_DTYPE_F32 && p->seq_k > plan->tiles.whole && (wants_scores(p) || p->dsink);
+  return (p->o.dtype != TSR_DTYPE_F32 || p->q.dtype == TSR_DTYPE_F32) && p->seq_k > plan->tiles.whole && (wants_scores(p) || p->dsink);
 }
 
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */
@@ -312,8 +312,8 @@ static float *take_arrays(const tsri_cpu_backward_plan *plan, tsri_workspace *ws
   job->ref = (float *)tsri_workspace_take(ws, rows, f);
   job->inverse = (float *)tsri_workspace_take(ws, rows, f);
   job->d = (float *)tsri_workspace_take(ws, rows, f);
-  job->most_keys = NULL;
-  if (looks_at_heads(plan)) job->most_keys = (float *)tsri_workspace_take(ws, tsri_mul_sat(p->batch, p->heads_kv), f);
+  job->most = NULL;
+  if (looks_at_heads(plan)) job->most = (float *)tsri_workspace_take(ws, tsri_mul_sat(p->batch, p->heads_kv), f);
   job->p_sink = (float *)tsri_workspace_take(ws, p->dsink ? rows : 0, f);
   job->dq = (float *)tsri_workspace_take(ws, tsri_mul_sat(rows, shares), f);
   sums = (float *)tsri_workspace_take(ws, dbias_floats(p), f);
@@ -435,7 +435,7 @@ tsr_status tsri_cpu_backward_run(const tsri_cpu_backward_plan *plan, const tsr_a
   if ((key_tasks || p->dsink) && !(key_tasks && keys_known && p->seq_k <= plan->tiles.whole)) {
     job.kernel =
         plan->tiles.amx ? plan->kernels.amx_backward_rows : plan->kernels.backward_rows;
-    if (job.shared.most_keys) failed |= tsri_cpu_run(runner, delta_task, &job, p->batch * p->heads_kv);
+    if (job.shared.most) failed |= tsri_cpu_run(runner, delta_task, &job, p->batch * p->heads_kv);
     failed |= tsri_cpu_run(runner, kernel_task, &job, row_tasks);
   }
   failed |= tsri_cpu_run(runner, dbias_clear, &job, dbias_tasks);

@@ -123,7 +123,8 @@ class BackwardBlock {
   // Whether the stored LSE and O of the block's rows are accurate enough.
   bool trusted() const {
     constexpr int64_t kFewKeys = 128, kFewRows = 64;
-    const float large = p_.q.dtype == TSR_DTYPE_F32 ? 16.0f : 256.0f;
+    const float *most = job_.most ? job_.most + b_ * p_.heads_kv + g_ : nullptr;
+    const float large = p_.q.dtype != TSR_DTYPE_F32 ? 256.0f : most ? *most : 16.0f;
     if (rows_ < kFewRows || natural_ < 1e-20f) return false;  // LSE / natural_ may not overflow
     for (size_t r = 0; r < live_; ++r) {
       const float lse = stored_lse(row_at(r));
@@ -132,8 +133,7 @@ class BackwardBlock {
     if (p_.o.dtype != TSR_DTYPE_F32) {
       const tsri_mask_row seen = seen_keys();
       const int64_t keys = seen.prefix + seen.hi - seen.lo;
-      const float *most = job_.most_keys;
-      return keys > kFewKeys && !(most && static_cast<float>(keys) > most[b_ * p_.heads_kv + g_]);
+      return keys > kFewKeys && !(most && p_.q.dtype != TSR_DTYPE_F32 && static_cast<float>(keys) > *most);
     }
     for (size_t r = 0; r < live_; ++r) {  // dS of one key is 0, which sums in two orders do not give
       const tsri_mask_row row = tsri_mask_row_of(&rule_, query_of(row_at(r)));

@@ -58,7 +58,8 @@ struct tsri_cpu_backward {
       *inverse;  /* [rows_all] P = 2^((s - ref) unit) inverse; ref of a row without keys: +inf */
   float *p_sink; /* [rows_all] e^(sink - LSE); with dSink */
   float *d;      /* [rows_all] sum of keep P dP, minus dLSE */
-  float *most_keys; /* [B, Hkv] rows that see more of them have no D from the stored O (delta.h), or NULL */
+  float *most; /* [B, Hkv] what rows may have at most to take P and D from the stored LSE and O (delta.h): of float32
+                  inputs |LSE|, of others keys; or NULL */
   float *dq;     /* [chunks][rows_all * dims] dQ^T without the scale, in blocks of rows */
   tsri_cpu_dbias dbias;
   /* A key task is (chunk, sequence, KV head); axes that dBias sums over are walked inside the task.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From which number of keys on the rows of a head need a delta of their own scores, see common/delta.h. */
+ * Which rows of a head may take P and delta from the LSE and O that forward stored, see common/delta.h. */
 #ifndef TESSERA_CPU_DELTA_H_
 #define TESSERA_CPU_DELTA_H_
 
@@ -12,8 +12,9 @@
 extern "C" {
 #endif
 
-/* Of KV head g of sequence b, whose O has 16 bits: rows that see more keys than this. */
-float tsri_cpu_delta_most_keys(const tsr_resolved *problem, const tsr_args *args, int64_t b, int64_t g);
+/* Of KV head g of sequence b. Of float32 inputs: those whose |LSE| is at most this; of others: those that see at most so
+ * many keys. */
+float tsri_cpu_delta_most(const tsr_resolved *problem, const tsr_args *args, int64_t b, int64_t g);
 
 #ifdef __cplusplus
 }

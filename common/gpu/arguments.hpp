@@ -192,7 +192,7 @@ constexpr int32_t kCoarseRows = 8;
 // leave a share each.
 constexpr int kDeltaBlocks = 3, kDeltaParts = 4;
 struct alignas(8) DeltaPart {
-  float mean, spread; // of weights: crowd (common/delta.h), nothing
+  float mean, spread; // squared and summed over columns; of weights: crowd (common/delta.h), nothing
 };
 
 // Row of stats and of dq_sum by rows: batch-major over slots, [Hq, total_q] when packed.
@@ -212,7 +212,7 @@ struct BackwardArgs {
   float lse_unit;     // log2(e): LSE is kept in base two. 1: natural, see Weighs in gradient.hpp
   int32_t stats_always; // BackwardStats leaves no tile of rows out
   uint8_t *coarse;      // [ceil(rows of stats / kCoarseRows)] whether a row of so many is coarse, see is_coarse()
-  DeltaPart *delta;     // [B, Hkv, kDeltaBlocks, kDeltaParts]; NULL: the stored O is no reason for coarse rows
+  DeltaPart *delta;     // [B, Hkv, kDeltaBlocks, kDeltaParts]; NULL: heads are no reason for coarse rows
   int32_t delta_blocks; // of the preparing kernel that find it: its first after those of order
   int32_t few_keys;     // kFewKeys or kFewKeysF32
   float large_lse;      // kLargeLse or kLargeLseF32 in the unit of LSE

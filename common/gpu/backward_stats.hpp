@@ -80,34 +80,32 @@ struct BackwardStats : Tiles {
     TSRI_NO_UNROLL
     for (uint32_t n = block_index(); n < total;) {
       const int64_t own = n + static_cast<int64_t>(thread_index() % U::kWave) * block_count();
-      const uint32_t wanted = own < total && (args.stats_always || may_be_coarse(args, own));
+      float most = infinity(); // see delta_most()
+      const uint32_t wanted = own < total && (args.stats_always || may_be_coarse(args, own, most));
       TSRI_NO_UNROLL
       for (int t = 0; t < U::kWave && n < total; ++t, n += block_count())
-        if (uniform(static_cast<int32_t>(shuffle(wanted, t)))) tile(args, shared, n);
+        if (uniform(static_cast<int32_t>(shuffle(wanted, t)))) tile(args, shared, n, shuffle(most, t));
     }
   }
 
-  // As BackwardPrepare left it: true also where a neighbour of the tile is meant.
-  TSRI_DEVICE_MEMBER bool may_be_coarse(const Args &args, int64_t n) {
+  // As BackwardPrepare left it: true also where a neighbour of the tile is meant. most: becomes what it found of the head.
+  TSRI_DEVICE_MEMBER bool may_be_coarse(const Args &args, int64_t n, float &most) {
     const tsr_problem &p = args.call.p;
     const SumTile tile = sum_tile(p, args.call.a, kTileQ, n);
     if (tile.b < 0) return false;
     const int64_t row = stat_row(p, args.call.a, tile.q, tile.b, tile.h) + tile.i0;
     const int64_t last = (row + smaller(static_cast<int64_t>(kTileQ), tile.q.len - tile.i0) - 1) / kCoarseRows;
+    if (args.delta) {
+      int64_t member;
+      const int64_t g = divide(tile.h, args.call.group, member);
+      most = delta_most(args, tile.b, g, tsri_sequence_of(&p, &args.call.a, tile.b).k.len);
+    }
     uint32_t any = 0;
     for (int64_t i = row / kCoarseRows; i <= last; ++i) any |= args.coarse[i];
-    return any != 0 || static_cast<float>(p.seq_k) > most_keys(args, tile.b, tile.h);
+    return any != 0 || (kExact ? args.large_lse : static_cast<float>(p.seq_k)) > most;
   }
 
-  // Rows of query head h that see more keys are coarse.
-  TSRI_DEVICE_MEMBER float most_keys(const Args &args, int64_t b, int64_t h) {
-    if (!args.delta) return infinity();
-    int64_t member;
-    const int64_t g = divide(h, args.call.group, member);
-    return delta_most_keys(args, b, g, tsri_sequence_of(&args.call.p, &args.call.a, b).k.len);
-  }
-
-  TSRI_DEVICE_MEMBER void tile(const Args &args, Shared &shared, int64_t n) {
+  TSRI_DEVICE_MEMBER void tile(const Args &args, Shared &shared, int64_t n, float most) {
     const SumTile place = sum_tile(args.call.p, args.call.a, kTileQ, n);
     if (uniform(static_cast<int32_t>(place.b)) < 0) return;
     const uint32_t h = static_cast<uint32_t>(place.h);
@@ -120,7 +118,7 @@ struct BackwardStats : Tiles {
     sync_block();
     const KeyTiles tiles = key_tiles(shared.rule, i0, smaller(i0 + kTileQ, sq), kTileK);
     if (tiles.count == 0) return; // LSE is that of the sink, and delta has no term
-    if (!args.stats_always && !has_coarse(args, shared, i0, sq, most_keys(args, place.b, place.h))) return;
+    if (!args.stats_always && !has_coarse(args, shared, i0, sq, most)) return;
     Base::load_queries(args, shared, i0);
     copy_commit();
     copy_wait<0>();
@@ -147,7 +145,8 @@ struct BackwardStats : Tiles {
     bool coarse = false;
     for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
       const RowStat stat = args.stats[shared.stats + i];
-      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse, most) || coarse;
+      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse, kExact ? infinity() : most, kExact ? most : infinity()) ||
+               coarse;
     }
     return any_lane(coarse); // every wave looks at the whole tile: all agree
   }

@@ -111,13 +111,14 @@ TSRI_DEVICE void store_dq(const BackwardArgs &args, int64_t b, int64_t h, int64_
   *reinterpret_cast<Halves *>(static_cast<uint16_t *>(dq) + to) = x;
 }
 
-// Whether a row that sees `keys` keys needs better numbers than the stored ones. most: see delta_most_keys().
+// Whether a row that sees `keys` keys needs better numbers than the stored ones. most, large: keys, and |LSE| in the unit of stats, that
+// delta_most() allows.
 TSRI_DEVICE bool is_coarse(const BackwardArgs &args, int64_t queries, int64_t keys, float lse,
-                           float most = infinity()) {
+                           float most = infinity(), float large = infinity()) {
   if (keys <= 0 || lse == infinity()) return false;
   if (static_cast<float>(keys) > most) return true;
   return queries * args.call.group < kFewRows || keys <= args.few_keys ||
-         !(lse <= args.large_lse && lse >= -args.large_lse);
+         !(lse <= args.large_lse && lse >= -args.large_lse && lse <= large && lse >= -large);
 }
 
 // How used queries [r0, r1) of the tile of stats meet keys [j0, j1).

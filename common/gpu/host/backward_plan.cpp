@@ -192,7 +192,7 @@ struct Shares {
   void *dout;
   gpu::RowStat *stats;
   uint8_t *coarse;
-  gpu::DeltaPart *delta; // where delta may come from an O of 16 bits
+  gpu::DeltaPart *delta; // where P and delta may come from what is stored
   gpu::KeyWork *work; // of rows of the copy engine
   uint64_t *next;
   gpu::SumPiece *pieces; // where the main kernel turns sums into dQ
@@ -367,8 +367,10 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   const int64_t query_tiles =
       tiles_of(p.seq_q, p.total_q, packed_q, p.batch, row.backward.query_q);
   cut->stats_always = finds_stats(row, p);
-  cut->delta = !cut->stats_always && p.o.dtype != TSR_DTYPE_F32 && cut->rows > 0 &&
-               (queries || p.dbias.dtype != TSR_DTYPE_NONE);
+  // Keys and values do not depend on the rounding of O as much as what is summed over keys.
+  cut->delta = !cut->stats_always && cut->rows > 0 &&
+               (row.dtype == TSR_DTYPE_F32 ||
+                (p.o.dtype != TSR_DTYPE_F32 && (queries || p.dbias.dtype != TSR_DTYPE_NONE)));
   const int64_t stats_tiles = cut->rows == 0 ? 0 : packed_q ? tsri_add_sat(p.total_q / row.backward.query_q, p.batch)
                                                  : ceil_div(p.seq_q, row.backward.query_q); // as sum_tiles()
   if (!set_pass(stats_tiles, 1, p.heads_q, slots_q, &cut->stats, why)) return false;

@@ -37,7 +37,7 @@ struct BackwardCut {
   PassCut stats;       // kEntryStats: tiles, one after the other of
   int64_t stats_blocks; // so many blocks
   bool stats_always;   // see BackwardStats
-  bool delta;          // looks at whether delta may come from O
+  bool delta;          // looks at whether P and delta may come from what is stored
   PassCut keys;        // kEntryMain; of rows of the copy engine its units of work
   int64_t key_blocks;  // its blocks
   PassCut queries;     // kEntryDq
