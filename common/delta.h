@@ -31,7 +31,7 @@ TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
  * are TSRI_DELTA_PARTS samples, of which each has every so manyth: of each the squared mean is found on its own. */
 enum { TSRI_DELTA_PARTS = 4 };
 TSRI_INLINE int32_t tsri_delta_rows(int64_t n) {
-  const int64_t rows = n / 64 * TSRI_DELTA_PARTS;
+  const int64_t rows = n / 128 * TSRI_DELTA_PARTS;
   return rows < 32 ? 32 : rows > 256 ? 256 : (int32_t)rows;
 }
 

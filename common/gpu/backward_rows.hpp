@@ -72,17 +72,18 @@ struct BackwardPrepare {
     release_later();
     const int64_t rows = query_rows(args.call.p, args.call.a);
     const int32_t units = kUnits ? args.order.blocks : 0, others = units + args.delta_blocks;
+    const int32_t block = place_of(args, units);
     if constexpr (kUnits)
-      if (static_cast<int32_t>(block_index()) < units) {
+      if (block < units) {
         find_units<kThreads, kWave>(args);
         return;
       }
-    if (static_cast<int32_t>(block_index()) < others) {
-      find_delta<kThreads>(args, static_cast<int64_t>(block_index()) - units, args.delta_blocks);
+    if (block < others) {
+      find_delta<kThreads>(args, block - units, args.delta_blocks);
       return;
     }
     const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
-    const int64_t first = (static_cast<int64_t>(block_index()) - others) * kThreads + thread_index();
+    const int64_t first = (static_cast<int64_t>(block) - others) * kThreads + thread_index();
     for (int64_t n = first; n - thread_index() % kWave < rows; n += step) { // whole waves
       bool coarse = false;
       const QueryRow row = n < rows ? query_row(args.call.p, args.call.a, n) : QueryRow{-1, 0, 0};
@@ -96,6 +97,17 @@ struct BackwardPrepare {
     if (!args.dq_sum) return;
     Chunk *sum = reinterpret_cast<Chunk *>(args.dq_sum);
     for (int64_t i = first; i < args.dq_floats / 4; i += step) sum[i] = Chunk{{0, 0, 0, 0}};
+  }
+
+  // Which block this one is of those that work on units, heads, rows, in this order. Those of heads wait for memory and
+  // those of rows fill it: from the first one of heads on they are started in turn.
+  TSRI_DEVICE_MEMBER int32_t place_of(const Args &args, int32_t units) {
+    const int32_t all = static_cast<int32_t>(block_index()), heads = args.delta_blocks;
+    const int32_t n = all - units, rows = static_cast<int32_t>(block_count()) - units - heads;
+    const int32_t turns = 2 * smaller(heads, rows);
+    if (n < 0) return all;
+    if (n < turns) return units + n / 2 + (n % 2 ? heads : 0);
+    return heads > rows ? all - rows : all;
   }
 
   template <int kLanes>
