@@ -122,7 +122,7 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   float dot[kKeys] = {};
   TSRI_UNROLL
   for (int n = 0; n < kKeys; ++n) {
-    const int64_t t = (lane / 4 + n * 8) * (seen / TSRI_DELTA_KEYS);
+    const int32_t t = (lane / 4 + n * 8) * (static_cast<int32_t>(seen) / TSRI_DELTA_KEYS);
     const int64_t j = t < band.prefix ? t : t - band.prefix + band.lo;
     k[n] = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j);
   }
@@ -196,15 +196,15 @@ TSRI_DEVICE DeltaPart delta_part(const BackwardArgs &args, int64_t what, int64_t
   if (sequence.q.len > 0 && sequence.k.len > args.few_keys) {
     if (p.q.dtype == TSR_DTYPE_F32) return delta_lengths(args.call, sequence, pages, what, b, g);
     if (what < 2) {
-      const tsr_layout &layout = what == 0 ? p.k : p.v;
+      const tsr_layout layout = what == 0 ? p.k : p.v;
       const void *base = what == 0 ? a.k : a.v;
       const int64_t columns = what == 0 ? p.dim_qk : p.dim_v;
-      return args.call.vector & (what == 0 ? kVectorK : kVectorV)
-                 ? delta_columns<true>(layout, base, pages, sequence.k, b, g, columns)
-                 : delta_columns<false>(layout, base, pages, sequence.k, b, g, columns);
+      if (args.call.vector & (what == 0 ? kVectorK : kVectorV))
+        return delta_columns<true>(layout, base, pages, sequence.k, b, g, columns);
+      return delta_columns<false>(layout, base, pages, sequence.k, b, g, columns);
     }
     if ((args.call.vector & kVectorQ) && (args.call.vector & kVectorK) && !tsri_delta_has_terms(&p))
-      return delta_weights(args.call, sequence, tsri_sequence_rule(&p, &sequence), pages, b, g);
+      return delta_weights(fresh_arguments(args).call, sequence, tsri_sequence_rule(&p, &sequence), pages, b, g);
   }
   return DeltaPart{what == 2 ? 1.0f : 0.0f, 0.0f};
 }
@@ -219,7 +219,7 @@ TSRI_DEVICE void find_delta(const BackwardArgs &args, int64_t first, int64_t cou
   for (int64_t n = first; n < p.batch * p.heads_kv * kDeltaBlocks; n += count) {
     int64_t what, g;
     const int64_t head = divide(n, kDeltaBlocks, what), b = divide(head, p.heads_kv, g);
-    const DeltaPart part = delta_part(args, what, b, g);
+    const DeltaPart part = delta_part(fresh_arguments(args), what, b, g); // nothing of it in registers across the loop
     if (thread_index() % 32 == 0) args.delta[n * kDeltaParts + thread_index() / 32] = part;
   }
 }
