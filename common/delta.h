@@ -27,11 +27,11 @@ TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
          p->mask.dtype != TSR_DTYPE_NONE || p->block_mask.dtype != TSR_DTYPE_NONE;
 }
 
-/* Keys that are looked at of n, every n / rows of them from the first on, which trained models often look at most. They
+/* Keys that are looked at of n, a multiple of 32: every n / rows of them from the first on, which trained models often look at most. They
  * are TSRI_DELTA_PARTS samples, of which each has every so manyth: of each the squared mean is found on its own. */
 enum { TSRI_DELTA_PARTS = 4 };
 TSRI_INLINE int32_t tsri_delta_rows(int64_t n) {
-  const int64_t rows = n / 128 * TSRI_DELTA_PARTS;
+  const int64_t rows = n / 1024 * 32;
   return rows < 32 ? 32 : rows > 256 ? 256 : (int32_t)rows;
 }
 

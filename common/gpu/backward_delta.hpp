@@ -21,78 +21,65 @@ TSRI_DEVICE float sum_of_32(float x) {
   return x;
 }
 
-// Eight neighbouring 16-bit elements of a row. kWhole: 16 bytes at once; else any stride, and zeros beyond the end.
-template <bool kWhole>
-TSRI_DEVICE Chunk delta_chunk(const tsr_layout &layout, const void *base, int64_t row, int c, int64_t columns) {
-  const uint16_t *from = static_cast<const uint16_t *>(base) + row;
-  if (kWhole) return *reinterpret_cast<const Chunk *>(from + c * 8);
-  uint64_t half[2] = {0, 0}; // seldom used, and registers are short
-  TSRI_NO_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    if (c * 8 + i < columns)
-      half[0] |= static_cast<uint64_t>(load_global<uint16_t>(from + (c * 8 + i) * layout.stride[3])) << (16 * i);
-    if (c * 8 + i + 4 < columns)
-      half[1] |= static_cast<uint64_t>(load_global<uint16_t>(from + (c * 8 + i + 4) * layout.stride[3])) << (16 * i);
-  }
-  return Chunk{{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32), static_cast<uint32_t>(half[1]),
-                static_cast<uint32_t>(half[1] >> 32)}};
+// Two neighbouring elements of a row of 16-bit ones, zeros beyond the end. The code is short on purpose: what a block
+// waits for here is as much its instructions as its data.
+TSRI_DEVICE uint32_t delta_pair(const tsr_layout &layout, const void *base, int64_t row, int64_t c, int64_t columns) {
+  const uint16_t *from = static_cast<const uint16_t *>(base) + row + c * layout.stride[3];
+  if (layout.stride[3] == 1 && row % 2 == 0 && layout.alignment % 4 == 0 && c + 1 < columns)
+    return load_global<uint32_t>(reinterpret_cast<const uint32_t *>(from));
+  const uint32_t low = c < columns ? load_global<uint16_t>(from) : 0u;
+  return low | (c + 1 < columns ? static_cast<uint32_t>(load_global<uint16_t>(from + layout.stride[3])) << 16 : 0u);
 }
 
-TSRI_DEVICE float delta_element(tsr_dtype dtype, const Chunk &chunk, int i) {
-  const uint32_t w = chunk.w[i / 2];
-  if (dtype == TSR_DTYPE_F16) return i % 2 ? Half::high(w) : Half::low(w);
-  return i % 2 ? BFloat16::high(w) : BFloat16::low(w);
+// Of 64 bits, from the lane of number k of 32 neighbouring ones.
+template <int kWave>
+TSRI_DEVICE int64_t delta_shuffle(int64_t x, int k) {
+  const int lane = thread_index() % kWave / 32 * 32 + k;
+  const uint64_t bits = static_cast<uint64_t>(x);
+  const uint64_t lo = shuffle(static_cast<uint32_t>(bits), lane), hi = shuffle(static_cast<uint32_t>(bits >> 32), lane);
+  return static_cast<int64_t>(hi << 32 | lo);
 }
 
-// Of K or V: squared mean and spread of one of TSRI_DELTA_PARTS samples, by 32 lanes, which have eight columns and some
-// of the rows each.
-template <bool kWhole>
+TSRI_DEVICE float delta_low(bool half, uint32_t w) { return half ? Half::low(w) : BFloat16::low(w); }
+TSRI_DEVICE float delta_high(bool half, uint32_t w) { return half ? Half::high(w) : BFloat16::high(w); }
+
+// Of K or V: squared mean and spread of one of TSRI_DELTA_PARTS samples, by 32 lanes, which have two columns each.
+template <int kWave>
 TSRI_DEVICE DeltaPart delta_columns(const tsr_layout &layout, const void *base, const tsri_pages &pages,
                                     const tsri_span &span, int64_t b, int64_t g, int64_t columns) {
-  constexpr int kTogether = kWhole ? 4 : 1; // loads under way
+  constexpr int kTogether = 8; // loads under way
   const int part_of_block = thread_index() / 32, lane = thread_index() % 32;
   const int32_t all = tsri_delta_rows(span.len), count = all / TSRI_DELTA_PARTS;
+  const bool half = layout.dtype == TSR_DTYPE_F16;
+  const float m = 1.0f / static_cast<float>(count);
   int64_t rest;
   const int64_t step = divide(span.len, all, rest);
-  const auto row_at = [&](int t) {
-    return tsri_kv_offset(&pages, layout.stride, b, g, span.begin + (t * TSRI_DELTA_PARTS + part_of_block) * step);
-  };
-  const int chunks = static_cast<int>((columns + 7) / 8);
-  int lanes = 1; // that share a row
-  while (lanes < chunks && lanes < 32) lanes *= 2;
-  const int apart = 32 / lanes;
   DeltaPart part = {0.0f, 0.0f};
   TSRI_NO_UNROLL
-  for (int c0 = 0; c0 < chunks; c0 += 32) {
-    const int c = smaller(c0 + lane % lanes, chunks - 1);
-    const Chunk first = delta_chunk<kWhole>(layout, base, row_at(0), c, columns); // which may be large, and is taken off
-    float sum[8] = {}, squares[8] = {};
+  for (int64_t c0 = 0; c0 < columns; c0 += 64) { // by all lanes
+    const int64_t c = c0 + lane * 2;
+    float first[2] = {}, sum[2] = {}, squares[2] = {}; // less the first one, which may be large
     TSRI_NO_UNROLL
-    for (int t0 = lane / lanes; t0 < count; t0 += apart * kTogether) {
-      Chunk x[kTogether];
+    for (int t0 = 0; t0 < count; t0 += kTogether) { // of which there is a multiple
+      const int64_t row = span.begin + ((t0 + lane % kTogether) * TSRI_DELTA_PARTS + part_of_block) * step;
+      const int64_t at = tsri_kv_offset(&pages, layout.stride, b, g, row); // of a row for each lane
+      uint32_t w[kTogether];
       TSRI_UNROLL
       for (int k = 0; k < kTogether; ++k)
-        x[k] = delta_chunk<kWhole>(layout, base, row_at(smaller(t0 + k * apart, count - 1)), c, columns);
+        w[k] = delta_pair(layout, base, delta_shuffle<kWave>(at, k), c, columns);
+      if (t0 == 0) first[0] = delta_low(half, w[0]), first[1] = delta_high(half, w[0]);
       TSRI_UNROLL
-      for (int k = 0; k < kTogether; ++k)
-        TSRI_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          const float y = delta_element(layout.dtype, x[k], i) - delta_element(layout.dtype, first, i);
-          const float used = t0 + k * apart < count ? y : 0.0f;
-          sum[i] += used;
-          squares[i] = multiply_add(used, used, squares[i]);
-        }
+      for (int k = 0; k < kTogether; ++k) {
+        const float x = delta_low(half, w[k]) - first[0], y = delta_high(half, w[k]) - first[1];
+        sum[0] += x;
+        sum[1] += y;
+        squares[0] = multiply_add(x, x, squares[0]);
+        squares[1] = multiply_add(y, y, squares[1]);
+      }
     }
     TSRI_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      TSRI_NO_UNROLL
-      for (int mask = lanes; mask < 32; mask *= 2) {
-        sum[i] += shuffle_xor(sum[i], mask);
-        squares[i] += shuffle_xor(squares[i], mask);
-      }
-      if (lane >= lanes || c0 + lane >= chunks) continue;
-      const float m = 1.0f / static_cast<float>(count), off = sum[i] * m;
-      const float mean = off + delta_element(layout.dtype, first, i);
+    for (int i = 0; i < 2; ++i) {
+      const float off = sum[i] * m, mean = off + first[i];
       part.mean = multiply_add(mean, mean, part.mean);
       part.spread += larger(multiply_add(-off, off, squares[i] * m), 0.0f);
     }
@@ -102,11 +89,13 @@ TSRI_DEVICE DeltaPart delta_columns(const tsr_layout &layout, const void *base, 
   return part;
 }
 
-// n sum p^2 of a query that 32 lanes have, from its stored LSE; four of them share a key. Key 0 stands for itself and
-// others for all that are not looked at. Rows of 16 bytes at once.
+// n sum p^2 of a query that 32 lanes have, from its stored LSE. Key 0 stands for itself and others for all that are not
+// looked at.
+template <int kWave>
 TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &sequence, const tsri_mask_rule &rule,
                                     const tsri_pages &pages, int64_t b, int64_t g) {
-  constexpr int kTogether = 4, kKeys = TSRI_DELTA_KEYS / 8; // keys of four lanes
+  constexpr int kTogether = 8; // keys
+  static_assert(TSRI_DELTA_KEYS % kTogether == 0, "whole turns");
   const tsr_problem &p = call.p;
   const tsr_args &a = call.a;
   const int number = thread_index() / 32, lane = thread_index() % 32;
@@ -117,44 +106,35 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   const int64_t seen = band.prefix + band.hi - band.lo;
   DeltaPart part = {1.0f, 0.0f};
   if (seen <= TSRI_DELTA_KEYS) return part;
+  const bool half = p.q.dtype == TSR_DTYPE_F16;
   const int64_t q = tsri_row_offset(p.q.stride, b, h, sequence.q.begin + i);
-  int64_t k[kKeys];
-  float dot[kKeys] = {};
-  TSRI_UNROLL
-  for (int n = 0; n < kKeys; ++n) {
-    const int32_t t = (lane / 4 + n * 8) * (static_cast<int32_t>(seen) / TSRI_DELTA_KEYS);
-    const int64_t j = t < band.prefix ? t : t - band.prefix + band.lo;
-    k[n] = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j);
-  }
-  const int chunks = static_cast<int>(p.dim_qk / 8);
-  TSRI_NO_UNROLL
-  for (int c0 = lane % 4; c0 < chunks; c0 += 4 * kTogether) {
-    Chunk x[kTogether], y[kKeys][kTogether];
-    TSRI_UNROLL
-    for (int c = 0; c < kTogether; ++c) {
-      const int at = smaller(c0 + 4 * c, chunks - 1);
-      x[c] = delta_chunk<true>(p.q, a.q, q, at, p.dim_qk);
-      TSRI_UNROLL
-      for (int n = 0; n < kKeys; ++n) y[n][c] = delta_chunk<true>(p.k, a.k, k[n], at, p.dim_qk);
-    }
-    TSRI_UNROLL
-    for (int c = 0; c < kTogether; ++c)
-      TSRI_UNROLL
-      for (int n = 0; n < kKeys; ++n)
-        TSRI_UNROLL
-        for (int e = 0; e < 8; ++e)
-          if (c0 + 4 * c < chunks)
-            dot[n] = multiply_add(delta_element(p.q.dtype, x[c], e), delta_element(p.k.dtype, y[n][c], e), dot[n]);
-  }
   const float n = static_cast<float>(seen), share = (n - 1.0f) / (TSRI_DELTA_KEYS - 1);
   float sum = 0.0f;
-  TSRI_UNROLL
-  for (int t = 0; t < kKeys; ++t) {
-    for (int mask = 1; mask < 4; mask *= 2) dot[t] += shuffle_xor(dot[t], mask);
-    const float w = exp2_of((dot[t] * p.scale - lse) * static_cast<float>(TSRI_LOG2E));
-    sum += w * w * (lane / 4 + t == 0 ? 1.0f : share);
+  TSRI_NO_UNROLL
+  for (int t0 = 0; t0 < TSRI_DELTA_KEYS; t0 += kTogether) {
+    const int64_t t = (t0 + lane % kTogether) * (seen / TSRI_DELTA_KEYS), j = t < band.prefix ? t : t - band.prefix + band.lo;
+    const int64_t at = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j); // of a key for each lane
+    float dot[kTogether] = {};
+    TSRI_NO_UNROLL
+    for (int64_t c0 = 0; c0 < p.dim_qk; c0 += 64) {
+      const int64_t c = c0 + lane * 2;
+      const uint32_t y = delta_pair(p.q, a.q, q, c, p.dim_qk);
+      uint32_t x[kTogether];
+      TSRI_UNROLL
+      for (int k = 0; k < kTogether; ++k)
+        x[k] = delta_pair(p.k, a.k, delta_shuffle<kWave>(at, k), c, p.dim_qk);
+      TSRI_UNROLL
+      for (int k = 0; k < kTogether; ++k)
+        dot[k] = multiply_add(delta_low(half, x[k]), delta_low(half, y),
+                              multiply_add(delta_high(half, x[k]), delta_high(half, y), dot[k]));
+    }
+    TSRI_UNROLL
+    for (int k = 0; k < kTogether; ++k) {
+      const float w = exp2_of((sum_of_32(dot[k]) * p.scale - lse) * static_cast<float>(TSRI_LOG2E));
+      sum += w * w * (t0 + k == 0 ? 1.0f : share);
+    }
   }
-  part.mean = n * sum_of_32(sum) / 4;
+  part.mean = n * sum;
   return part;
 }
 
@@ -188,6 +168,7 @@ TSRI_DEVICE DeltaPart delta_lengths(const Call &call, const tsri_sequence &seque
   return part;
 }
 
+template <int kWave>
 TSRI_DEVICE DeltaPart delta_part(const BackwardArgs &args, int64_t what, int64_t b, int64_t g) {
   const tsr_problem &p = args.call.p;
   const tsr_args &a = args.call.a;
@@ -196,21 +177,19 @@ TSRI_DEVICE DeltaPart delta_part(const BackwardArgs &args, int64_t what, int64_t
   if (sequence.q.len > 0 && sequence.k.len > args.few_keys) {
     if (p.q.dtype == TSR_DTYPE_F32) return delta_lengths(args.call, sequence, pages, what, b, g);
     if (what < 2) {
-      const tsr_layout layout = what == 0 ? p.k : p.v;
+      const tsr_layout &layout = what == 0 ? p.k : p.v;
       const void *base = what == 0 ? a.k : a.v;
       const int64_t columns = what == 0 ? p.dim_qk : p.dim_v;
-      if (args.call.vector & (what == 0 ? kVectorK : kVectorV))
-        return delta_columns<true>(layout, base, pages, sequence.k, b, g, columns);
-      return delta_columns<false>(layout, base, pages, sequence.k, b, g, columns);
+      return delta_columns<kWave>(layout, base, pages, sequence.k, b, g, columns);
     }
-    if ((args.call.vector & kVectorQ) && (args.call.vector & kVectorK) && !tsri_delta_has_terms(&p))
-      return delta_weights(fresh_arguments(args).call, sequence, tsri_sequence_rule(&p, &sequence), pages, b, g);
+    if (!tsri_delta_has_terms(&p))
+      return delta_weights<kWave>(fresh_arguments(args).call, sequence, tsri_sequence_rule(&p, &sequence), pages, b, g);
   }
   return DeltaPart{what == 2 ? 1.0f : 0.0f, 0.0f};
 }
 
 // By `count` blocks, of which this is number `first`.
-template <int kThreads>
+template <int kThreads, int kWave>
 TSRI_DEVICE void find_delta(const BackwardArgs &args, int64_t first, int64_t count) {
   static_assert(kThreads == 32 * kDeltaParts && kDeltaParts == TSRI_DELTA_QUERIES && kDeltaParts == TSRI_DELTA_PARTS,
                 "32 lanes for a query, and for a sample");
@@ -219,7 +198,7 @@ TSRI_DEVICE void find_delta(const BackwardArgs &args, int64_t first, int64_t cou
   for (int64_t n = first; n < p.batch * p.heads_kv * kDeltaBlocks; n += count) {
     int64_t what, g;
     const int64_t head = divide(n, kDeltaBlocks, what), b = divide(head, p.heads_kv, g);
-    const DeltaPart part = delta_part(fresh_arguments(args), what, b, g); // nothing of it in registers across the loop
+    const DeltaPart part = delta_part<kWave>(fresh_arguments(args), what, b, g); // nothing of it in registers across the loop
     if (thread_index() % 32 == 0) args.delta[n * kDeltaParts + thread_index() / 32] = part;
   }
 }

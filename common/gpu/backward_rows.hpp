@@ -79,7 +79,7 @@ struct BackwardPrepare {
         return;
       }
     if (block < others) {
-      find_delta<kThreads>(args, block - units, args.delta_blocks);
+      find_delta<kThreads, kWave>(args, block - units, args.delta_blocks);
       return;
     }
     const int64_t step = (static_cast<int64_t>(block_count()) - others) * kThreads;
