@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether backward may take a row's numbers from what forward stored. delta = rowsum(dO O) of an O of 16 bits: its rounding is an error d of delta that all keys of a
-// row share, so that dQ is off by d times the mean key that the row sees. That is small beside what rounding P and dP
-// costs anyhow, unless keys have a large part in common, or values have, whose part in common fills O while dS does
-// not hold it: then the error grows with the number of keys. With A the squared mean key over the spread of keys, W
-// the squared mean value over the mean square of values, and n / crowd the number of keys that a row's weight is
-// spread over, error over what rounding costs is
+// Whether backward may take a row's numbers from what forward stored. delta = rowsum(dO O) of an O of 16 bits has an
+// error d, by the rounding of O, that all keys of a row share, so that dQ is off by d times the mean key that the row
+// sees. That is small beside what rounding P and dP costs anyhow, unless keys have a large part in common, or values
+// have, whose part in common fills O while dS does not hold it: then the error grows with the number of keys. With A
+// the squared mean key over the spread of keys, W the squared mean value over the mean square of values, and n / crowd the
+// number of keys that a row's weight is spread over, error over what rounding costs is
 //   A / 4 + (A + 1 / Dqk) W n / crowd
 // (1 / Dqk: a row leans towards keys like its query). The factors are fitted: the dQ of standard attention has the
 // same RMS where this is 2 and more (docs/numerics.md). A, W and crowd are estimated from a few rows of a head.
@@ -27,8 +27,9 @@ TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
          p->mask.dtype != TSR_DTYPE_NONE || p->block_mask.dtype != TSR_DTYPE_NONE;
 }
 
-/* Keys that are looked at of n, a multiple of 32: every n / rows of them from the first on, which trained models often look at most. They
- * are TSRI_DELTA_PARTS samples, of which each has every so manyth: of each the squared mean is found on its own. */
+/* Keys that are looked at of n, a multiple of 32: every n / rows of them from the first on, which trained models often
+ * look at most. They are TSRI_DELTA_PARTS samples, of which each has every so manyth: of each the squared mean is found
+ * on its own. */
 enum { TSRI_DELTA_PARTS = 4 };
 TSRI_INLINE int32_t tsri_delta_rows(int64_t n) {
   const int64_t rows = n / 1024 * 32;
@@ -62,8 +63,8 @@ TSRI_INLINE float tsri_delta_most_keys(const tsri_delta_facts *f, int64_t dim_qk
 }
 
 /* The largest |LSE| that makes P = e^(s - LSE) exact enough in float32. An LSE in [4, 8) is off by 2^-23.8 on average,
- * and so are all P of its row; twice that in [8, 16). Standard attention has no such error, but those of its scores, which
- * are larger where these are not small. q, k: squared lengths of rows. Fitted as above. */
+ * and so are all P of its row; twice that in [8, 16). Standard attention has no such error, but those of its scores,
+ * which are larger where these are not small. q, k: squared lengths of rows. Fitted as above. */
 TSRI_INLINE float tsri_delta_most_lse(float q, float k, float scale, int64_t dim_qk) {
   const float square = q * k * scale * scale / (float)dim_qk; /* of a score, on average */
   return square < 0.16f ? 4 : square < 0.64f ? 8 : 16;

@@ -292,7 +292,8 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
 /* Whether rows may take P and D from what forward stored, if heads allow it. */
 static int looks_at_heads(const tsri_cpu_backward_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
-  return (p->o.dtype != TSR_DTYPE_F32 || p->q.dtype == TSR_DTYPE_F32) && p->seq_k > plan->tiles.whole && (wants_scores(p) || p->dsink);
+  const int rounds = p->o.dtype != TSR_DTYPE_F32 || p->q.dtype == TSR_DTYPE_F32;
+  return rounds && p->seq_k > plan->tiles.whole && (wants_scores(p) || wanted(&p->dv) || p->dsink);
 }
 
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */

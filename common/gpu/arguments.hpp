@@ -188,8 +188,8 @@ struct KeyOrder {
 
 constexpr int32_t kCoarseRows = 8;
 
-// A share of what backward_delta.hpp finds of a KV head, by a block each for keys, values and weights, of which 32 lanes
-// leave a share each.
+// A share of what backward_delta.hpp finds of a KV head, by a block each for keys, values and weights, of which 32
+// lanes leave a share each.
 constexpr int kDeltaBlocks = 3, kDeltaParts = 4;
 struct alignas(8) DeltaPart {
   float mean, spread; // squared and summed over columns; of weights: crowd (common/delta.h), nothing

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward's look at a few rows of every KV head, in the preparing kernel: whether P and delta may come from the stored
-// LSE and O (common/delta.h). Blocks of its own, three for a head: columns of K, columns of V, and weights of some queries.
+// LSE and O (common/delta.h). Blocks of its own, three for a head: columns of K, columns of V, weights of some queries.
 // What there is to load is asked for at once, so that rows take longer than this does.
 #ifndef TESSERA_COMMON_GPU_BACKWARD_DELTA_HPP_
 #define TESSERA_COMMON_GPU_BACKWARD_DELTA_HPP_
@@ -100,7 +100,7 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   const tsr_args &a = call.a;
   const int number = thread_index() / 32, lane = thread_index() % 32;
   const int64_t i = (2 * number + 1) * sequence.q.len / (2 * TSRI_DELTA_QUERIES);
-  const int64_t h = g * call.group + static_cast<int64_t>(static_cast<uint32_t>(number) % static_cast<uint32_t>(call.group));
+  const int64_t h = g * call.group + number % call.group;
   const float lse = a.lse[tsri_row_offset(p.lse.stride, b, h, sequence.q.begin + i)];
   const tsri_mask_row band = tsri_mask_row_of(&rule, i);
   const int64_t seen = band.prefix + band.hi - band.lo;
@@ -112,7 +112,8 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   float sum = 0.0f;
   TSRI_NO_UNROLL
   for (int t0 = 0; t0 < TSRI_DELTA_KEYS; t0 += kTogether) {
-    const int64_t t = (t0 + lane % kTogether) * (seen / TSRI_DELTA_KEYS), j = t < band.prefix ? t : t - band.prefix + band.lo;
+    const int64_t t = (t0 + lane % kTogether) * (seen / TSRI_DELTA_KEYS);
+    const int64_t j = t < band.prefix ? t : t - band.prefix + band.lo;
     const int64_t at = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j); // of a key for each lane
     float dot[kTogether] = {};
     TSRI_NO_UNROLL
@@ -150,20 +151,21 @@ TSRI_DEVICE float delta_length(const tsr_layout &layout, const void *base, int64
 }
 
 // Of float32 inputs there are lengths alone: of a few keys, and of a query.
-TSRI_DEVICE DeltaPart delta_lengths(const Call &call, const tsri_sequence &sequence, const tsri_pages &pages, int64_t what,
-                                    int64_t b, int64_t g) {
+TSRI_DEVICE DeltaPart delta_lengths(const Call &call, const tsri_sequence &sequence, const tsri_pages &pages,
+                                    int64_t what, int64_t b, int64_t g) {
   constexpr int kKeys = 4; // of 32 lanes
   const tsr_problem &p = call.p;
   const int number = thread_index() / 32;
   DeltaPart part = {0.0f, 0.0f};
   if (what == 2) {
-    const int64_t h = g * call.group + static_cast<int64_t>(static_cast<uint32_t>(number) % static_cast<uint32_t>(call.group));
+    const int64_t h = g * call.group + number % call.group;
     const int64_t i = (2 * number + 1) * sequence.q.len / (2 * TSRI_DELTA_QUERIES);
     part.mean = delta_length(p.q, call.a.q, tsri_row_offset(p.q.stride, b, h, sequence.q.begin + i), p.dim_qk);
   }
   for (int t = 0; what == 0 && t < kKeys; ++t) {
     const int64_t j = (number * kKeys + t) * (sequence.k.len / (kKeys * kDeltaParts));
-    part.spread += delta_length(p.k, call.a.k, tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j), p.dim_qk) / kKeys;
+    const int64_t k = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j);
+    part.spread += delta_length(p.k, call.a.k, k, p.dim_qk) / kKeys;
   }
   return part;
 }
@@ -198,7 +200,8 @@ TSRI_DEVICE void find_delta(const BackwardArgs &args, int64_t first, int64_t cou
   for (int64_t n = first; n < p.batch * p.heads_kv * kDeltaBlocks; n += count) {
     int64_t what, g;
     const int64_t head = divide(n, kDeltaBlocks, what), b = divide(head, p.heads_kv, g);
-    const DeltaPart part = delta_part<kWave>(fresh_arguments(args), what, b, g); // nothing of it in registers across the loop
+    // Nothing of the arguments is in registers across the loop.
+    const DeltaPart part = delta_part<kWave>(fresh_arguments(args), what, b, g);
     if (thread_index() % 32 == 0) args.delta[n * kDeltaParts + thread_index() / 32] = part;
   }
 }

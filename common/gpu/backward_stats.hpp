@@ -88,7 +88,8 @@ struct BackwardStats : Tiles {
     }
   }
 
-  // As BackwardPrepare left it: true also where a neighbour of the tile is meant. most: becomes what it found of the head.
+  // As BackwardPrepare left it: true also where a neighbour of the tile is meant. most: becomes what it found of
+  // the head.
   TSRI_DEVICE_MEMBER bool may_be_coarse(const Args &args, int64_t n, float &most) {
     const tsr_problem &p = args.call.p;
     const SumTile tile = sum_tile(p, args.call.a, kTileQ, n);
@@ -145,8 +146,8 @@ struct BackwardStats : Tiles {
     bool coarse = false;
     for (int32_t i = i0 + thread_index() % U::kWave; i < smaller(i0 + kTileQ, sq); i += U::kWave) {
       const RowStat stat = args.stats[shared.stats + i];
-      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse, kExact ? infinity() : most, kExact ? most : infinity()) ||
-               coarse;
+      const float keys = kExact ? infinity() : most, large = kExact ? most : infinity();
+      coarse = is_coarse(args, sq, prefix + stat.hi - stat.lo, stat.lse, keys, large) || coarse;
     }
     return any_lane(coarse); // every wave looks at the whole tile: all agree
   }

@@ -98,7 +98,8 @@ static bool other_group(tsr_case *row, tsr_inputs *in) {
   int64_t b, i;
   if (row->heads_kv < 2) return false;
   for (b = 0; b < row->batch; ++b)
-    for (i = 0; i < row->seq_k * in->k.dim[3]; ++i) tsr_dense_row(&in->k, b, 1, 0)[i] = tsr_dense_row(&in->k, b, 0, 0)[i];
+    for (i = 0; i < row->seq_k * in->k.dim[3]; ++i)
+      tsr_dense_row(&in->k, b, 1, 0)[i] = tsr_dense_row(&in->k, b, 0, 0)[i];
   return true;
 }
 /* The last columns of Q are left out, as by a loop over whole vectors. */
@@ -203,7 +204,8 @@ static double worst(trial *t, const tsr_inputs *in, uint32_t outputs) {
   int which;
   cr_assert(tsr_backends_truth(NULL, in, TSR_TRUTH_REF64, PASSES, &results, why, sizeof why), "%s", why);
   for (which = 0; which < TSR_OUTPUT_COUNT; ++which)
-    if (outputs >> which & 1 && results.out[which].x) most = fmax(most, judge(t, (tsr_output)which, &results.out[which]));
+    if (outputs >> which & 1 && results.out[which].x)
+      most = fmax(most, judge(t, (tsr_output)which, &results.out[which]));
   tsr_results_destroy(&results);
   return most;
 }
