@@ -24,7 +24,7 @@ macro(tessera_enable_cuda)
 endmacro()
 
 # The host side that GPU backends share: compiled once per backend, in a namespace of the backend's name.
-set(TESSERA_GPU_HOST_SOURCES backend backward_plan cost launch merge select)
+set(TESSERA_GPU_HOST_SOURCES backend backward_plan cost deal launch merge select)
 list(TRANSFORM TESSERA_GPU_HOST_SOURCES REPLACE "(.+)" "${Tessera_SOURCE_DIR}/common/gpu/host/\\1.cpp")
 
 # tessera_gpu_host(<backend> <tsr_device_kind> [NAMED_ONLY] [MOST_BLOCKS <n>]): tells those sources whose vtable

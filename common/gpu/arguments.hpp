@@ -103,6 +103,22 @@ struct ForwardArgs {
   SameRows rows;
 };
 
+// The last tiles of queries of a launch of blocks that stay, cut along the keys into parts; see
+// backends/cuda/sm90/parts.hpp.
+struct alignas(16) CutQuad {
+  float x[4];
+};
+struct CutArgs {
+  int32_t keys;       // tiles of keys of a tile of queries; 0: nothing is cut
+  uint64_t tag;       // of this launch and no other, 1 .. 2^40 - 1
+  uint64_t *counters; // of parts that are done, one for 64 queries of every tile that is cut
+  void *parts;        // cut_bytes each, see WorkItem::first
+};
+// Of a part: accumulators of 64 queries in 128 lanes each, and a quad more of every lane.
+constexpr uint32_t cut_bytes(int tile_q, int columns) {
+  return static_cast<uint32_t>(sizeof(CutQuad)) * static_cast<uint32_t>(tile_q * 2 * (columns / 8 + 1));
+}
+
 // Forward by the copy engine: blocks stay and take one piece of work after the other; see
 // backends/cuda/sm90/work.hpp.
 struct EngineForwardArgs {
@@ -111,6 +127,8 @@ struct EngineForwardArgs {
   TensorMap o; // boxes of 16 rows; where copies_out is 1
   int32_t copies_out;
   int32_t box_k; // rows of keys that are copied at a time: the key tile, or fewer where they lie in pages
+  CutArgs cut;
+  int32_t back;  // how tiles are dealt out to blocks, see Deal in backends/cuda/sm90/work.hpp
 };
 
 // Split-KV: a tile of rows (query heads of a group x queries of a slot, row r: query r / group, head

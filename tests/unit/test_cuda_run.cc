@@ -74,13 +74,14 @@ struct Bench {
   Bench(const Bench &) = delete;
   Bench &operator=(const Bench &) = delete;
 
-  // Float16 with a float32 result, dense, of the kernel whose name contains the text.
-  void prepare(const char *name, int64_t batch, int64_t heads, int64_t sq, int64_t sk) {
+  // Float16 with a float32 result, dense, of the kernel whose name contains the text; alignment: promised, 0: none.
+  void prepare(const char *name, int64_t batch, int64_t heads, int64_t sq, int64_t sk, int64_t alignment = 0) {
     tsr_problem p = TSR_PROBLEM_INIT, valid;
     tsr_kernel_info info;
     p.batch = batch, p.heads_q = p.heads_kv = heads, p.seq_q = sq, p.seq_k = sk, p.dim_qk = 8;
     p.q.dtype = p.k.dtype = p.v.dtype = TSR_DTYPE_F16;
     p.o.dtype = p.lse.dtype = TSR_DTYPE_F32;
+    if (alignment > 0) p.q.alignment = p.k.alignment = p.v.alignment = p.o.alignment = alignment;
     cr_assert_eq(tsri_validate_problem(&p, &valid), TSR_STATUS_SUCCESS, "%s", tsr_last_message());
     tsri_resolve_pass(&valid, tsr_device{TSR_DEVICE_HOST, 0}, TSR_PASS_FORWARD, &problem);
     for (int32_t i = 0; backend->kernel_info(state, i, &info) == TSR_STATUS_SUCCESS; ++i) {
@@ -253,10 +254,10 @@ Test(cuda_run, plans_that_cannot_be_made) {
 
 constexpr char kSplit[] = "fwd_f16_d64_any__sm80_split_";
 
-Test(cuda_run, split_in_the_caller_s_workspace) {
-  Bench b;
+// Of a kernel that is run three times with whatever in its workspace.
+static void run_in_workspaces(Bench &b, int64_t keys) {
   EmulatedFaults &f = emulated_faults();
-  b.prepare(kSplit, 1, 2, 3, 4000);
+  const auto before = f.launches.load();
   b.make_plan();
   cr_assert_gt(b.workspace, 0u);
   // Not a byte more than was asked for; what it holds before must not matter.
@@ -268,11 +269,27 @@ Test(cuda_run, split_in_the_caller_s_workspace) {
     std::memset(block, n == 0 ? 0xff : 0x7f, n == 2 ? 0 : b.workspace);
     b.o.assign(b.o.size(), -7.0f);
     cr_assert_eq(b.run(), TSR_STATUS_SUCCESS, "%s", b.why.text);
-    b.expect_result(4000);
+    b.expect_result(keys);
   }
   cr_expect_eq(f.allocated.load(), 0);
-  cr_expect_eq(f.launches.load(), 3);
+  cr_expect_eq(f.launches.load() - before, 3);
   free(block);
+}
+
+Test(cuda_run, split_in_the_caller_s_workspace) {
+  Bench b;
+  b.prepare(kSplit, 1, 2, 3, 4000);
+  run_in_workspaces(b, 4000);
+}
+
+// Blocks that stay and share tiles of queries leave parts of them there.
+Test(cuda_run, parts_of_tiles_in_the_caller_s_workspace) {
+  for (const char *name : {"fwd_f16_d64_edge__sm90_256x128", "fwd_f16_d64_edge__sm90_192x128"}) {
+    setenv("TSR_EMULATED_PROCESSORS", "3", 1); // four tiles of queries
+    Bench b;
+    b.prepare(name, 1, 2, 300, 1500, 16);
+    run_in_workspaces(b, 1500);
+  }
 }
 
 Test(cuda_run, split_without_a_workspace) {

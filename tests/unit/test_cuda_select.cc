@@ -281,7 +281,7 @@ Test(cuda_select, cuts_cover_the_work) {
         cr_expect_geq(c.cut.tiles * static_cast<int64_t>(row->tile_q), r.p.seq_q);
         expect_blocks(*row, c.cut, multiply(c.cut.tiles, c.cut.chunks, p.heads_q, batch));
       }
-      cr_expect(row->family == Family::kSplit || c.estimate.workspace == 0);
+      cr_expect(row->family == Family::kSplit || c.cut.deal.cut_keys > 0 || c.estimate.workspace == 0);
     }
   }
 }
@@ -380,6 +380,49 @@ Test(cuda_select, blocks_that_stay_come_in_whole_rounds) {
         cr_expect_leq(2 * ((pairs + c.cut.blocks - 1) / c.cut.blocks), row->engine.items, "%s", row->name);
       }
     }
+}
+
+// What does not fill a last round of blocks that stay: cut along the keys where all rows see all of them, otherwise dealt
+// out in order of length, if that shares it out better and the keys of the heads concerned stay in L2.
+Test(cuda_select, last_tiles_are_cut_or_in_order) {
+  const auto of = [](const tsr_problem &p, const char *kernel) {
+    const tsr_resolved r = resolve(p);
+    const Row *row;
+    Choice c = {};
+    tsr_reason why = {};
+    for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i)
+      if (std::strcmp(row->name, kernel) == 0) break;
+    cr_assert_not_null(row, "%s", kernel);
+    cr_assert(tessera::cuda::select_row(h200, *row, r, &c, &why), "%s", why.text);
+    return c;
+  };
+  const char *kernel = "fwd_bf16_d128_edge__sm90_128x176";
+  tsr_problem p = problem_of(4, 16, 16, 4096, 4096, 128, 128);
+  Choice c = of(p, kernel); // 2048 tiles, 15 rounds and 68 more
+  cr_expect_eq(c.cut.deal.cut_tiles, 68);
+  cr_expect_eq(c.cut.deal.cut_keys, 24);
+  cr_expect_eq(c.cut.deal.cut_each, 13);
+  cr_expect_gt(c.estimate.workspace, 200u * 128 * 128 * 4);
+  c = of(problem_of(4, 33, 33, 4096, 4096, 128, 128), kernel); // 32 rounds
+  cr_expect_eq(c.cut.deal.cut_keys, 0);
+  c = of(problem_of(16, 16, 16, 1024, 1024, 128, 128), kernel); // nothing to gain
+  cr_expect_eq(c.cut.deal.cut_keys, 0);
+  // An odd number of tiles leaves no gaps among those of the last round.
+  c = of(problem_of(4, 15, 15, 4096 + 1, 4096, 128, 128), kernel);
+  cr_expect_eq(c.cut.deal.cut_tiles, 54); // of 96 pairs behind 7 rounds, 6 of them single tiles
+  cr_expect_eq(c.cut.deal.back, 0);
+  p = problem_of(1, 16, 16, 16384, 16384, 128, 128);
+  p.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+  c = of(p, kernel);
+  cr_expect_eq(c.cut.deal.cut_keys, 0);
+  cr_expect_geq(c.cut.deal.back, 0);
+  cr_expect_gt(c.cut.deal.gain, 1.01);
+  p = problem_of(1, 16, 16, 131072, 131072, 128, 128); // 64 MB of keys and values a head
+  p.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+  cr_expect_eq(of(p, kernel).cut.deal.back, -1);
+  // A row for short problems does neither.
+  c = of(problem_of(4, 16, 16, 4096, 4096, 128, 128), "fwd_bf16_d128_edge__sm90_128x128");
+  cr_expect_eq(c.cut.deal.cut_keys, 0);
 }
 
 Test(cuda_select, empty_problems_need_no_block) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of compute capability 9.0: one warp feeds the copy engine with keys and values and one with queries,
-// two or three warpgroups of 64 queries multiply (wgmma) and fold; four: see shared_serial.hpp. Blocks stay and go
+// Forward of compute capability 9.0: one warp feeds the copy engine with keys and values and one with queries, two or
+// three warpgroups of 64 queries multiply (wgmma) and fold; four: see shared_serial.hpp. Blocks stay and go
 // from one tile of queries to the next; for a warpgroup all tiles of keys of all its tiles of queries are one
 // sequence, in which the scores of a tile are made while the values of the tile before are multiplied (Shah et al. 2024,
 // "FlashAttention-3", algorithm 2), also where a new tile of queries begins. Between warpgroups, kTurns
@@ -17,8 +17,11 @@
 
 #include "backends/cuda/sm80/unit.hpp"
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/late_end.hpp"
+#include "backends/cuda/sm90/loads.hpp"
 #include "backends/cuda/sm90/maxima.hpp"
 #include "backends/cuda/sm90/pages.hpp"
+#include "backends/cuda/sm90/parts.hpp"
 #include "backends/cuda/sm90/scores.hpp"
 #include "backends/cuda/sm90/serial.hpp"
 #include "backends/cuda/sm90/shared_serial.hpp"
@@ -68,11 +71,16 @@ struct EngineForward {
   static constexpr uint32_t kFullV = kEmptyK + 8 * kStages, kEmptyV = kFullV + 8 * kStages;
   static constexpr uint32_t kList = kEmptyV + 8 * kStages;
   static constexpr uint32_t kDropKey = kList + sizeof(WorkList);
-  static_assert(kDropKey + sizeof(tsri_dropout_key) <= Rows::kBands, "in front of the bands");
+  static constexpr uint32_t kLast = ceil_div(kDropKey + sizeof(tsri_dropout_key), 4) * 4; // see parts.hpp
+  static_assert(kLast + 4 * kGroups <= Rows::kBands, "in front of the bands");
   static constexpr uint32_t kItems = ceil_div(Rows::kBands + kTileQ * sizeof(RowBand), 16) * 16;
   // O leaves by the copy engine where there is room for it beside everything else: narrow heads, whose tiles of
   // queries end often.
   static constexpr bool kCopiesOut = kDv <= 64 && !kPages && !kScores; // these have no registers for it
+  // Rows for many keys share out the last tiles better, see Deal and parts.hpp; it costs short problems time.
+  static constexpr bool kDeals = kGroups >= 3 || kTileK > 128;
+  static constexpr bool kCuts = kDeals && !kPages && !kScores;
+  static constexpr bool kEndsLate = kGroups == 2 && !kScores; // see late_end.hpp
   static constexpr uint32_t kBytesO = kCopiesOut && !kLoadsItself ? ceil_div(kDv, 64) * kPieceQ : 0;
   static constexpr uint32_t kTiles =
       kStagesQ * kGroups * kBytesQ + kStages * (kBytesK + kBytesV) + kGroups * kBytesO;
@@ -125,41 +133,8 @@ struct EngineForward {
     return shared_at<WorkItem>(kItems + static_cast<uint32_t>(i) * sizeof(WorkItem));
   }
 
-  // Keys and values, by one thread.
-  TSRI_DEVICE_MEMBER void load_keys(const Args &args) {
-    uint32_t slot = 0, parity = 1; // empty buffers are there from the start
-    for (int i = 0; i < items(); ++i) {
-      const WorkItem &item = item_at(i);
-      TSRI_NO_UNROLL
-      for (int32_t n = 0; n < item.tiles.count; ++n) {
-        const int32_t row = item.k_begin + KeyTiles::at(item.tiles, n) * kTileK;
-        phase_wait(kEmptyK + 8 * slot, parity);
-        load<kBytesK, kPieceK>(kK + slot * kBytesK, args.k, kFullK + 8 * slot, row, item.k_head, item.k_batch);
-        phase_wait(kEmptyV + 8 * slot, parity);
-        load<kBytesV, kPieceK>(kV + slot * kBytesV, args.v, kFullV + 8 * slot, row, item.k_head, item.k_batch);
-        if (++slot == kStages) {
-          slot = 0;
-          parity ^= 1;
-        }
-      }
-    }
-  }
-
-  // Queries, by one thread.
   TSRI_DEVICE_MEMBER uint32_t q_buffer(int i, int group) {
     return slot_of<kStagesQ>(static_cast<uint32_t>(i)) * kGroups + static_cast<uint32_t>(group);
-  }
-  TSRI_DEVICE_MEMBER void load_queries(const Args &args) {
-    for (int i = 0; i < items(); ++i) {
-      const WorkItem &item = item_at(i);
-      TSRI_NO_UNROLL
-      for (int group = 0; group < kGroups; ++group) {
-        const uint32_t buffer = q_buffer(i, group);
-        phase_wait(kEmptyQ + 8 * buffer, parity_of<kStagesQ>(static_cast<uint32_t>(i)) ^ 1);
-        load<kBytesQ, kPieceQ>(kQ + buffer * kBytesQ, args.q, kFullQ + 8 * buffer,
-                               item.slot_begin + item.row0 + 64 * group, item.h, item.q_batch);
-      }
-    }
   }
 
   // ------------------------------------------------------------------------------ multiplying
@@ -207,17 +182,6 @@ struct EngineForward {
       for (int r = 0; r < 4; ++r) p[c][r] = E::pack(s[0][c].x[2 * r], s[0][c].x[2 * r + 1]);
   }
 
-  // Rows of V beyond the sequence are whatever memory holds, and 0 times it need not be 0.
-  TSRI_DEVICE_MEMBER void clear_tail(uint32_t v_tile, int32_t rows, int group) {
-    const int first = larger(rows, 0);
-    for (int piece = 0; piece < static_cast<int>(kBytesV / kPieceK); ++piece)
-      for (int i = first * 8 + thread_index() % kWarpgroup; i < kTileK * 8; i += kWarpgroup)
-        shared_at<Chunk>(v_tile + static_cast<uint32_t>(piece) * kPieceK + static_cast<uint32_t>(i) * 16) =
-            Chunk{{0, 0, 0, 0}};
-    fence_async();
-    sync_group(kGroupBarrier + group, kWarpgroup);
-  }
-
   TSRI_DEVICE_MEMBER void start_state(State &state) {
     clear<U>(state.out);
     TSRI_UNROLL
@@ -234,7 +198,7 @@ struct EngineForward {
       if (item.b < 0 || item.tiles.count > 0) continue;
       State state;
       start_state(state);
-      finish(args, state, item, unit, buffer_o(0));
+      finish_whole(args, state, item, unit, buffer_o(0));
     }
     if (kCopiesOut && thread_index() % 32 == 0) bulk_wait_read(); // by this thread, which may not finish another
   }
@@ -255,11 +219,34 @@ struct EngineForward {
     if (last) {
       const WorkItem &item = item_at(i);
       const int32_t rows = item.keys - first_key(item, 1);
-      if (rows < kTileK) clear_tail(v_tile, rows, group);
+      if (rows < kTileK) EngineLoads<EngineForward>::clear_tail(v_tile, rows, group);
     }
     matrix_pin(state.out[0]);
     matrix_begin();
     start_values(state, p, matrix_tile(v_tile, kPieceK));
+  }
+
+  // The tiles that all rows of a warp see all of: those of the band with which at most `from` and more than
+  // `to` are left.
+  struct FullTiles {
+    int32_t from, to;
+  };
+
+  // The first tile of the first piece, which has `left` tiles, up to its probabilities; there is nothing to rescale yet.
+  TSRI_DEVICE_MEMBER FullTiles start_first(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead,
+                                           int32_t left, float unit, float (&alpha)[Rows::kSlots], int thread) {
+    phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
+    multiply_keys(s, 0, 0, thread / kWarpgroup);
+    pass_turn(thread / kWarpgroup);
+    start_state(state);
+    const FullTiles full = start_rows(item_at(0));
+    matrix_wait<0>();
+    matrix_pin(s[0]);
+    release(kEmptyK, thread);
+    if (left == 1) leave_queries(0, thread);
+    if constexpr (kScores) Steps::forget(ahead);
+    fold(call, state, s, ahead, 0, left, full, unit, alpha);
+    return full;
   }
 
   TSRI_DEVICE_MEMBER void multiply_all(const Args &args) {
@@ -272,22 +259,14 @@ struct EngineForward {
     Scores s;
     uint32_t p[kCon][4];
     float alpha[Rows::kSlots];
+    using Late = LateEnd<EngineForward>;
+    Late late = {{0.0f, 0.0f}, {0.0f, 0.0f}};
     // The tile whose scores came last: number t, of piece i, of which `left` tiles with this one are left.
     uint32_t t = 0;
     int i = 0;
     int32_t left = item_at(0).tiles.count;
-    phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
-    multiply_keys(s, 0, 0, thread / kWarpgroup);
-    pass_turn(thread / kWarpgroup);
-    start_state(state);
-    FullTiles full = start_rows(item_at(0));
-    matrix_wait<0>();
-    matrix_pin(s[0]);
-    release(kEmptyK, thread);
-    if (left == 1) leave_queries(0, thread);
     typename Steps::Ahead ahead;
-    if constexpr (kScores) Steps::forget(ahead);
-    fold(call, state, s, ahead, 0, left, full, unit, alpha); // nothing to rescale yet
+    FullTiles full = start_first(call, state, s, ahead, left, unit, alpha, thread);
     pack(p, s);
     TSRI_NO_UNROLL
     for (;;) {
@@ -313,27 +292,33 @@ struct EngineForward {
       matrix_pin(s[0]);
       release(kEmptyK + 8 * slot_of<kStages>(t), thread);
       if (left == 1) leave_queries(i, thread);
+      // A new tile of queries, whose maxima and sums begin beside the last product of the one before.
       if (fresh) {
-        matrix_wait<0>();
-        matrix_pin(state.out[0]);
-        release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
-        finish(args, state, item_at(i - 1), unit, buffer_o(i - 1));
+        if constexpr (kEndsLate) {
+          Late::keep(late, state);
+        } else {
+          matrix_wait<0>();
+          matrix_pin(state.out[0]);
+          release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+          finish(args, state, item_at(i - 1), unit, buffer_o(i - 1));
+          start_state(state);
+        }
         if constexpr (kScores) Steps::forget(ahead);
-        start_state(state);
         full = start_rows(item_at(i));
       }
       const bool moved = fold(call, state, s, ahead, i, left, full, unit, alpha);
       matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
-      if (!fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+      if (kEndsLate || !fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
+      if (kEndsLate && fresh) Late::finish(late, args, state, i - 1, unit);
       pack(p, s);
-      if (any_lane(moved)) Rows::rescale(state, alpha);
+      if (any_lane(moved) && !(kEndsLate && fresh)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
     matrix_wait<0>();
     matrix_pin(state.out[0]);
-    finish(args, state, item_at(items() - 1), unit, buffer_o(items() - 1));
+    ForwardParts<EngineForward>::finish(args, state, unit);
     if (kCopiesOut && fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 
@@ -342,11 +327,6 @@ struct EngineForward {
     return KeyTiles::at(item.tiles, item.tiles.count - left) * kTileK;
   }
 
-  // The tiles that all rows of a warp see all of: those of the band with which at most `from` and more than
-  // `to` are left.
-  struct FullTiles {
-    int32_t from, to;
-  };
   TSRI_DEVICE_MEMBER bool whole(const FullTiles &full, int32_t left) { return left <= full.from && left > full.to; }
 
   // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
@@ -392,6 +372,16 @@ struct EngineForward {
   }
 
   TSRI_DEVICE_MEMBER void finish(const Args &args, State &state, const WorkItem &item, float unit, uint32_t buffer) {
+    if constexpr (kCuts)
+      if (item.parts > 1) return ForwardParts<EngineForward>::store(args, state, item);
+    finish_whole(args, state, item, unit, buffer);
+  }
+  // What sums of a part with maximum `before` count for beside those with a larger one; see parts.hpp.
+  TSRI_DEVICE_MEMBER float part_weight(float unit, float before, float m) {
+    return Softmax::prob_ready(unit, before, Softmax::ready_reference(unit, m));
+  }
+  TSRI_DEVICE_MEMBER void finish_whole(const Args &args, State &state, const WorkItem &item, float unit,
+                                       uint32_t buffer) {
     const Call &call = args.forward.call;
     const auto end_of = [&](int r) {
       const bool used = static_cast<uint32_t>(item.i0 + Rows::wave_row() + U::free_of(r)) <
@@ -455,7 +445,7 @@ struct EngineForward {
     if constexpr (kScores)
       if (thread_index() == 0) Steps::store_key(args.forward.call, kDropKey);
     sync_block();
-    const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
+    const int found = find_work<kThreads, kMostItems, kDeals>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
     wait_for_earlier();
     release_later();
@@ -475,9 +465,9 @@ struct EngineForward {
         if (thread_index() / 32 == kGroups * kWarpgroup / 32) load_pages<EngineForward, false>(args);
         if (thread_index() / 32 == kGroups * kWarpgroup / 32 + 2) load_pages<EngineForward, true>(args);
       } else {
-        if (thread_index() == kGroups * kWarpgroup) load_keys(args);
+        if (thread_index() == kGroups * kWarpgroup) EngineLoads<EngineForward>::load_keys(args);
       }
-      if (thread_index() == kGroups * kWarpgroup + 32) load_queries(args);
+      if (thread_index() == kGroups * kWarpgroup + 32) EngineLoads<EngineForward>::load_queries(args);
     } else {
       more_registers<kMultiplyRegisters>();
       multiply_all(args);

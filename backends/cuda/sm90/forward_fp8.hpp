@@ -31,9 +31,11 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
   using FullTiles = typename Base::FullTiles;
   using U = typename Base::U;
   using Fold = FoldFp8<U, Rows>;
+  using Parts = ForwardParts<EngineForwardFp8>;
   using Base::kFullQ, Base::kEmptyQ, Base::kGroups, Base::kItems, Base::kMostItems, Base::kThreads, Base::kTileK,
       Base::kTileQ, Base::kList;
   static constexpr int kMinBlocks = 1;
+  static constexpr bool kDeals = true;
   static constexpr int kSteps = kTileK / 32; // of 32 keys
   static constexpr int kPart = min_of(kDv, 128); // columns of O that are made at a time
   static constexpr bool kTotals = kDv == kPart;
@@ -350,8 +352,12 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
         release_warp(kEmptyT + 8 * slot(static_cast<uint32_t>(t - 1)), thread);
         Totals::template add<true>(state, thread);
       }
-      finish(args.forward.call, state, Base::item_at(i));
+      if (Base::item_at(i).parts > 1)
+        Parts::store(args, state, Base::item_at(i));
+      else
+        finish(args.forward.call, state, Base::item_at(i));
     }
+    Parts::finish_parts(args, 1.0f);
   }
 
   // ---------------------------------------------------------------------------------- finishing
@@ -399,6 +405,14 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
     }
   }
 
+  // For parts.hpp: maxima are in base two.
+  TSRI_DEVICE_MEMBER float part_weight(float, float before, float m) {
+    return before == -infinity() ? 0.0f : exp2_of(Fold::reference_of(before) - Fold::reference_of(m));
+  }
+  TSRI_DEVICE_MEMBER void finish_whole(const Args &args, State &state, const WorkItem &item, float, uint32_t) {
+    finish(args.forward.call, state, item);
+  }
+
   // Pieces of work whose rows see nothing.
   TSRI_DEVICE_MEMBER void finish_empty(const Call &call, int items) {
     for (int i = 0; i < items; ++i) {
@@ -441,7 +455,7 @@ struct EngineForwardFp8 : EngineForward<BFloat16, kTileQ_, kTileK_, kDqk, kDv, k
     }
     sync_block();
     if (reads_first(args.forward.call)) wait_for_earlier();
-    const int found = find_work<kThreads, kMostItems>(kList, kItems, args, kTileQ, kTileK);
+    const int found = find_work<kThreads, kMostItems, true>(kList, kItems, args, kTileQ, kTileK);
     sync_block();
     wait_for_earlier();
     release_later();

@@ -11,8 +11,10 @@
 #define TESSERA_BACKENDS_CUDA_SM90_SERIAL_HPP_
 
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/loads.hpp"
 #include "backends/cuda/sm90/maxima.hpp"
 #include "backends/cuda/sm90/own_loads.hpp"
+#include "backends/cuda/sm90/parts.hpp"
 #include "backends/cuda/sm90/work.hpp"
 
 namespace tessera {
@@ -127,7 +129,8 @@ struct SerialLoop {
       else if (Maxima<U, Rows>::move(state, s, unit, alpha))
         Rows::rescale(state, alpha);
       phase_wait(P::kFullV, t & 1);
-      if (left == 1 && P::item_at(i).keys - key0 < P::kTileK) P::clear_tail(P::kV, P::item_at(i).keys - key0, 0);
+      if (left == 1 && P::item_at(i).keys - key0 < P::kTileK)
+        EngineLoads<P>::clear_tail(P::kV, P::item_at(i).keys - key0, 0);
       fold_values(state, s, unit, matrix_tile(P::kV, P::kPieceK), first());
       const Next values = next_box(i, left);
       matrix_wait<0>();
@@ -148,7 +151,7 @@ struct SerialLoop {
         full = P::start_rows(P::item_at(i));
       }
     }
-    P::finish(args, state, P::item_at(i), unit, P::buffer_o(i));
+    ForwardParts<P>::finish(args, state, unit);
     if (fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 };

@@ -8,8 +8,10 @@
 #define TESSERA_BACKENDS_CUDA_SM90_SHARED_SERIAL_HPP_
 
 #include "backends/cuda/sm90/instructions.hpp"
+#include "backends/cuda/sm90/loads.hpp"
 #include "backends/cuda/sm90/maxima.hpp"
 #include "backends/cuda/sm90/own_loads.hpp"
+#include "backends/cuda/sm90/parts.hpp"
 #include "backends/cuda/sm90/serial.hpp"
 #include "backends/cuda/sm90/work.hpp"
 
@@ -109,7 +111,7 @@ struct SharedSerialLoop {
       const uint32_t slot = P::template slot_of<P::kRing>(t), v_tile = P::kV + slot * P::kBytesV;
       phase_wait(P::kFullV + 8 * slot, P::template parity_of<P::kRing>(t));
       if (left == 1 + over && P::item_at(i).keys - key0 < P::kTileK)
-        P::clear_tail(v_tile, P::item_at(i).keys - key0, thread / kWarpgroup);
+        EngineLoads<P>::clear_tail(v_tile, P::item_at(i).keys - key0, thread / kWarpgroup);
       Serial::fold_values(state, s, unit, matrix_tile(v_tile, P::kPieceK), first());
       matrix_wait<0>();
       matrix_pin(state.out[0]);
@@ -137,7 +139,7 @@ struct SharedSerialLoop {
         full = P::start_rows(P::item_at(i));
       }
     }
-    P::finish(args, state, P::item_at(i), unit, P::buffer_o(i));
+    ForwardParts<P>::finish(args, state, unit);
     if (fresh_thread_index() % 32 == 0) bulk_wait_read(); // shared memory has to stay until then
   }
 };

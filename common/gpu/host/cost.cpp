@@ -46,6 +46,7 @@ constexpr double kEngineBesideItem = 0.95; // and the rest
 constexpr double kEngineShared = 1.14;    // four warpgroups of one block: a tile,
 constexpr double kEngineSharedItem = 0.7; // and the rest
 constexpr double kEngineItem = 1550;      // cycles that 64 queries take besides their tiles
+constexpr double kEngineMerge = 190;      // parts of tiles that are cut, a column
 constexpr double kEngineStart = 6000;     // lists of work, first loads, last stores
 // Cycles per score of rows with score steps: the loops and the exact maximum, and what each feature adds.
 constexpr double kStepsScale = 0.065, kStepsSoftcap = 0.12, kStepsBias = 0.10, kStepsAlibi = 0.02;
@@ -201,8 +202,14 @@ double engine_seconds(const DeviceFacts &facts, const Row &row, const tsr_resolv
   const double item = kEngineItem * row.tile_q / 64 * (shared ? kEngineSharedItem : beside ? kEngineBesideItem : 1);
   const double tiles = static_cast<double>(cut.tiles) * static_cast<double>(problem.p.heads_q) *
                        (problem.p.arrays & TSR_ARRAY_CU_Q ? 1 : static_cast<double>(problem.p.batch));
-  const double each = ceil_div(tiles, facts.processors);
-  const double cycles = kEngineStart + fmax(each, 1) * (item + visits.mean * tile);
+  double work = fmax(ceil_div(tiles, facts.processors), 1) * (item + visits.mean * tile) / cut.deal.gain;
+  if (cut.deal.cut_keys) {
+    const double whole = (tiles - static_cast<double>(cut.deal.cut_tiles)) / facts.processors;
+    work = whole * (item + visits.mean * tile) +
+           static_cast<double>(cut.deal.cut_each * row.engine.blocks) * tile + 2 * item +
+           kEngineMerge * row.dim_v;
+  }
+  const double cycles = kEngineStart + work;
   const double bytes = cost_bytes(facts, row, problem, visits, cut) / (facts.bandwidth * kBandFraction);
   return fmax(cycles / facts.clock, bytes) + kLaunchSeconds;
 }

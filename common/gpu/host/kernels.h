@@ -64,6 +64,7 @@ struct EngineShape {
   int32_t scores; // 1: score steps and dropout too
   int32_t part_q; // backward: queries of a part of a tile of dQ's sums; 0: they are rows, or there are none
   int32_t heads = 0; // 1: a head is one tile of queries and one of keys, and no array says which of their rows are used
+  int32_t deals = 0; // 1: tiles of queries may be dealt out in order, and cut; see deal.h
 };
 
 struct Row {

@@ -36,6 +36,17 @@ SplitMemory take_split(tsri_workspace *ws, const Row &row, const tsr_problem &p,
   return m;
 }
 
+// What tiles of queries that are cut need of the workspace; see CutArgs.
+void take_cut(tsri_workspace *ws, const Row &row, const Cut &cut, gpu::CutArgs *args) {
+  if (cut.deal.cut_keys == 0) return;
+  args->keys = cut.deal.cut_keys;
+  args->counters = static_cast<uint64_t *>(
+      tsri_workspace_take(ws, tsri_mul_sat(cut.deal.cut_tiles, row.tile_q / row.engine.box_q), sizeof(uint64_t)));
+  // Every block has a part, and one more for every tile that ends inside its share.
+  args->parts = tsri_workspace_take(ws, cut.deal.cut_tiles + cut.blocks,
+                                    static_cast<int64_t>(gpu::cut_bytes(row.tile_q, row.dim_v)));
+}
+
 // 40 bits that no other launch of this process has, and that are no small number, which memory may hold by
 // accident. A recorded launch keeps its own.
 uint64_t next_tag() {
@@ -61,6 +72,8 @@ void fill_call(const tsr_resolved &problem, const tsr_args &args, gpu::Call *cal
 int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut &cut) {
   tsri_workspace ws = {nullptr, 0};
   if (row.family == Family::kSplit && cut.blocks > 0) take_split(&ws, row, problem.p, cut);
+  gpu::CutArgs args;
+  if (row.family == Family::kEngineForward) take_cut(&ws, row, cut, &args);
   return ws.used;
 }
 
@@ -102,7 +115,7 @@ namespace {
 
 constexpr int32_t kEngineRowsOut = 16; // of O that are copied at a time: a warp's
 
-bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
+bool launch_engine(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
   const tsr_problem &p = plan.problem->p;
   const EngineShape &engine = plan.row->engine;
   const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
@@ -113,6 +126,10 @@ bool launch_engine(const Plan &plan, const tsr_args &args, tsr_reason *why) {
   e.forward.chunks = 1;
   e.forward.rows = gpu::same_rows(p);
   e.box_k = engine_box_k(*plan.row, p);
+  e.back = plan.choice.cut.deal.back;
+  tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
+  take_cut(&ws, *plan.row, plan.choice.cut, &e.cut);
+  if (e.cut.keys) e.cut.tag = next_tag();
   // A page is what a batch is elsewhere.
   const int64_t keys = p.page_size ? p.page_size : packed_k ? p.total_k : p.seq_k;
   const int64_t keys_batch = p.page_size ? p.num_pages : p.batch;
@@ -164,7 +181,7 @@ bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr
                            &split,         sizeof split, args.stream,   plan.early};
     return runtime_launch(plan.device, launch, why);
   }
-  if (plan.row->family == Family::kEngineForward) return launch_engine(plan, args, why);
+  if (plan.row->family == Family::kEngineForward) return launch_engine(plan, args, workspace, why);
   gpu::ForwardArgs forward;
   memset(&forward, 0, sizeof forward);
   fill_call(*plan.problem, args, &forward.call);

@@ -14,6 +14,7 @@
 #include "common/gpu/arguments.hpp"
 #include "common/gpu/host/backward_plan.h"
 #include "common/gpu/host/cost.h"
+#include "common/gpu/host/deal.h"
 #include "common/gpu/host/launch.h"
 #include "common/score.h"
 #include "common/workspace.h"
@@ -279,18 +280,21 @@ bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why
 // times as many as make their lists of work short enough.
 bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
   if (!cut_forward(row, p, cut, why)) return false;
+  cut->deal = Deal{-1, 1, 0, 0, 0};
   if (cut->chunks > 1)
     return refuse(why, "dim_v is %lld; this kernel takes up to %d", static_cast<long long>(p.dim_v),
                   static_cast<int>(row.dim_v));
   if (cut->blocks == 0) return true;
   const int64_t pairs = cut->blocks / cut->tiles * ((cut->tiles + 1) / 2);
-  const int64_t most = (row.engine.items - 2) / 2;
+  const int64_t most = (row.engine.items - 2) / 2; // the last round is two tiles, or one and two parts
   const int64_t held = static_cast<int64_t>(facts.processors) * row.engine.blocks;
   // No list, whatever their number; and as few blocks as take no longer: those that end early leave memory idle.
   if (row.engine.heads) return set_blocks(ceil_div(cut->blocks, ceil_div(cut->blocks, held)), cut, why);
   // Whole rounds of what the device holds: a few blocks more than one would take as long as another.
   const int64_t rounds = max64(1, ceil_div(ceil_div(pairs, most), held));
-  return set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why);
+  if (!set_blocks(min64(tsri_mul_sat(rounds, held), 2 * pairs), cut, why)) return false;
+  choose_deal(facts, row, p, cut);
+  return true;
 }
 
 // Into parts of `part_keys` keys, a multiple of the key tile; 0: parts of what each row tile sees.

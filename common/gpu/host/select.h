@@ -57,6 +57,16 @@ struct BackwardCut {
   bool converts;       // dO is converted first
 };
 
+// How blocks that stay share out tiles, see deal.h.
+constexpr int32_t kMostBack = 3;
+struct Deal {
+  int32_t back;     // of EngineForwardArgs
+  double gain;      // of the time without it
+  int32_t cut_keys; // of CutArgs
+  int64_t cut_tiles; // of queries that are cut,
+  int64_t cut_each; // and tiles of keys that a block gets of them
+};
+
 // How a row's work on a problem is cut. Fields of other families are 0.
 struct Cut {
   int64_t blocks;    // 0: nothing to do; not of backward
@@ -66,6 +76,7 @@ struct Cut {
   int32_t chunks;    // column chunks of Dv
   int64_t part_keys; // split: keys of a part; 0: shares of what a row tile sees
   int64_t units;     // split: [B, Hkv, row_tiles]
+  Deal deal;         // blocks that stay
   BackwardCut backward;
 };
 
