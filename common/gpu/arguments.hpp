@@ -96,7 +96,7 @@ inline SameRows same_rows(const tsr_problem &p) {
   return rows;
 }
 
-struct ForwardArgs {
+struct ForwardWork {
   Call call;
   int32_t tiles;  // query tiles per slot; packed: of all slots, ceil(total_q / tile) + B at most
   int32_t chunks; // column chunks of Dv
@@ -119,10 +119,14 @@ constexpr uint32_t cut_bytes(int tile_q, int columns) {
   return static_cast<uint32_t>(sizeof(CutQuad)) * static_cast<uint32_t>(tile_q * 2 * (columns / 8 + 1));
 }
 
+struct ForwardArgs : ForwardWork {
+  int32_t turns; // heads (and chunks) whose tiles take turns, see forward_pieces.hpp; below 2: none
+};
+
 // Forward by the copy engine: blocks stay and take one piece of work after the other; see
 // backends/cuda/sm90/work.hpp.
 struct EngineForwardArgs {
-  ForwardArgs forward;
+  ForwardWork forward;
   TensorMap q, k, v;
   TensorMap o; // boxes of 16 rows; where copies_out is 1
   int32_t copies_out;

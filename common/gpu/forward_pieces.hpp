@@ -348,7 +348,15 @@ struct Pieces {
     // Which work: the tile is fastest, and the last rows, which see the most keys, come first.
     uint32_t n = block_index(), part = 0;
     const uint32_t tiles_q = static_cast<uint32_t>(args.tiles), heads = static_cast<uint32_t>(p.heads_q);
-    const uint32_t rest = n / tiles_q, tile = n - rest * tiles_q;
+    uint32_t rest = n / tiles_q, tile = n - rest * tiles_q;
+    if (args.turns > 1) {
+      // Heads of a group one after the other, tile by tile: the last blocks are short ones of all of them.
+      const uint32_t turns = static_cast<uint32_t>(args.turns), first = rest / turns * turns;
+      const uint32_t all = static_cast<uint32_t>(p.batch) * heads * static_cast<uint32_t>(args.chunks);
+      const uint32_t group = smaller(turns, all - first), within = n - first * tiles_q;
+      tile = within / group;
+      rest = first + within - tile * group;
+    }
     n = rest;
     if (args.chunks > 1) {
       n = rest / static_cast<uint32_t>(args.chunks);

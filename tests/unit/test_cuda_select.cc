@@ -425,6 +425,32 @@ Test(cuda_select, last_tiles_are_cut_or_in_order) {
   cr_expect_eq(c.cut.deal.cut_keys, 0);
 }
 
+// Tiles of several heads take turns where a mask makes rows differ and a head has few of them: as many as fill the
+// device, while half of L2 holds their keys and values.
+Test(cuda_select, heads_take_turns_where_rows_differ) {
+  for (int64_t sq : {512, 4096, 16384, 131072})
+    for (tsr_causal causal : {TSR_CAUSAL_NONE, TSR_CAUSAL_BOTTOM_RIGHT}) {
+      tsr_problem p = problem_of(1, 256, 128, sq, sq, 256, 256);
+      p.causal = causal;
+      const tsr_resolved r = resolve(p);
+      const Row *row;
+      for (int32_t i = 0; (row = tessera::cuda::row_at(i)) != nullptr; ++i) {
+        Choice c;
+        tsr_reason why = {};
+        if (row->family != Family::kForward || !tessera::cuda::select_row(h200, *row, r, &c, &why)) continue;
+        if (causal == TSR_CAUSAL_NONE) {
+          cr_expect_eq(c.cut.turns, 1, "%s", row->name);
+          continue;
+        }
+        const int64_t turns = c.cut.turns, blocks = turns * c.cut.tiles, wanted = 2 * h200.processors;
+        cr_expect(turns == 1 || turns / 2 * sq * 512 * 2 <= h200.l2_bytes / 2, "%s", row->name);
+        cr_expect(turns == 1 || blocks - c.cut.tiles < wanted, "%s", row->name);
+        if (sq == 512) cr_expect_geq(blocks, wanted, "%s", row->name);
+        if (sq >= 4096) cr_expect_eq(turns, 1, "%s", row->name);
+      }
+    }
+}
+
 Test(cuda_select, empty_problems_need_no_block) {
   for (int which = 0; which < 3; ++which) {
     tsr_problem p = problem_of(which == 0 ? 0 : 2, which == 1 ? 0 : 4, which == 1 ? 0 : 2,

@@ -187,6 +187,7 @@ bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr
   fill_call(*plan.problem, args, &forward.call);
   forward.tiles = cut.tiles;
   forward.chunks = cut.chunks;
+  forward.turns = cut.turns;
   forward.rows = gpu::same_rows(plan.problem->p);
   return launch_entry(plan, kEntryMain, cut.blocks, &forward, sizeof forward, args.stream, why);
 }

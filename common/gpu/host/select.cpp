@@ -16,6 +16,7 @@
 #include "common/gpu/host/cost.h"
 #include "common/gpu/host/deal.h"
 #include "common/gpu/host/launch.h"
+#include "common/mask.h"
 #include "common/score.h"
 #include "common/workspace.h"
 
@@ -276,6 +277,20 @@ bool cut_forward(const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why
   return set_blocks(tsri_mul_sat(tsri_mul_sat(tiles, cut->chunks), slots), cut, why);
 }
 
+// Heads whose tiles take turns where rows see different numbers of keys, so that the last blocks of a launch are short:
+// as many as fill the device, while their keys and values take half of L2 at most. With more tiles to a head they are
+// short anyhow, and turns cost more than they bring (docs/performance.md).
+constexpr int32_t kMostTurning = 16;
+int32_t turns_of(const DeviceFacts &facts, const tsr_problem &p, int32_t tiles) {
+  if (p.arrays != 0 || tiles < 2 || tiles > kMostTurning) return 1;
+  const tsri_mask_rule rule = tsri_problem_rule(&p, p.seq_q, p.seq_k);
+  if (tsri_mask_tile_class(&rule, 0, p.seq_q, 0, p.seq_k) == TSRI_TILE_FULL) return 1;
+  const int64_t bytes = tsri_mul_sat(p.seq_k, (p.dim_qk + p.dim_v) * gpu::element_bytes(p.k.dtype));
+  const int64_t held = facts.l2_bytes / 2 / max64(bytes, 1) * (p.heads_q / max64(p.heads_kv, 1));
+  const int64_t filling = ceil_div(int64_t{2} * facts.processors, tiles);
+  return static_cast<int32_t>(max64(1, min64(held, filling)));
+}
+
 // Blocks that stay take pairs of tiles, see backends/cuda/sm90/work.hpp; as many as the device holds, or so many
 // times as many as make their lists of work short enough.
 bool cut_engine(const DeviceFacts &facts, const Row &row, const tsr_problem &p, Cut *cut, tsr_reason *why) {
@@ -366,6 +381,8 @@ bool estimate_row(const DeviceFacts &facts, const Row &row, const tsr_resolved &
     if (!cut_engine(facts, row, problem.p, &choice->cut, why)) return false;
   } else if (!cut_forward(row, problem.p, &choice->cut, why)) {
     return false;
+  } else {
+    choice->cut.turns = turns_of(facts, problem.p, choice->cut.tiles);
   }
   e->seconds = row.family == Family::kEngineForward
                    ? engine_seconds(facts, row, problem, visits, choice->cut)

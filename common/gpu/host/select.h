@@ -74,6 +74,7 @@ struct Cut {
   int32_t row_tiles; // split: tiles of group x queries
   int32_t splits;    // split: parts of the keys of a sequence
   int32_t chunks;    // column chunks of Dv
+  int32_t turns;     // forward: heads whose tiles take turns, 1 or more
   int64_t part_keys; // split: keys of a part; 0: shares of what a row tile sees
   int64_t units;     // split: [B, Hkv, row_tiles]
   Deal deal;         // blocks that stay
