@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Kernel rows of a GPU backend: one generated source per line of its kernels.def, in the build folder
-# only, and the compiler's report of what each row takes (registers, stack, spills, seconds).
+# Kernel rows of a GPU backend: generated from the lines of its kernels.def, in the build folder only, and the compiler's
+# report of what each row takes (registers, stack, spills, processor time).
 
 # tessera_enable_cuda(): nvcc, also where it is not on the PATH, and the toolkit's libraries. A macro:
 # a language is enabled in the folder that compiles it.
@@ -94,6 +94,9 @@ endmacro()
 
 # tessera_kernel_sources(<out> DEF <kernels.def> FOLDER <folder of the templates> SUFFIX <cu or cc>
 #                        UNITS <dtype>=<unit>...): generates the sources of all rows.
+# Rows of 8.0 that differ in the 16-bit element type alone share a source, named with 16 in place of the type: a second
+# of nvcc's time for a source is the same whatever it holds. Of those of 9.0 products are counted row by row (see
+# check_rows.cmake).
 # The template of a family is instance_<family>_<dtype>.cu.in, instance_<family>.cu.in or instance.cu.in, whichever
 # there is first.
 function(tessera_kernel_sources out)
@@ -101,6 +104,7 @@ function(tessera_kernel_sources out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ARG_DEF}")
   file(STRINGS "${ARG_DEF}" _lines REGEX "^TSRI_CUDA_")
   set(_sources "")
+  set(_groups "")
   foreach(_line IN LISTS _lines)
     tessera_kernel_row("${_line}")
     if(NOT ROW_FAMILY)
@@ -130,36 +134,76 @@ function(tessera_kernel_sources out)
         set(_template "${ARG_FOLDER}/instance${_suffix}.cu.in")
       endif()
     endforeach()
-    set(_source "${CMAKE_CURRENT_BINARY_DIR}/rows/${ROW_NAME}.${ARG_SUFFIX}")
-    if(_source IN_LIST _sources)
+    set(_row "${CMAKE_CURRENT_BINARY_DIR}/rows/${ROW_NAME}.inl")
+    set(_group "${ROW_NAME}")
+    if(ROW_ARCH STREQUAL "sm80")
+      string(REGEX REPLACE "_b?f16_" "_16_" _group "${ROW_NAME}")
+    endif()
+    if(_row IN_LIST _rows_of_${_group})
       message(FATAL_ERROR "${ARG_DEF}: two rows are called ${ROW_NAME}")
     endif()
-    configure_file("${_template}" "${_source}" @ONLY)
+    configure_file("${_template}" "${_row}" @ONLY)
+    list(APPEND _rows_of_${_group} "${_row}")
+    list(APPEND _groups "${_group}")
+  endforeach()
+  list(REMOVE_DUPLICATES _groups)
+  foreach(_group IN LISTS _groups)
+    list(LENGTH _rows_of_${_group} _count)
+    if(_count EQUAL 1)
+      cmake_path(GET _rows_of_${_group} STEM _group_name)
+    else()
+      set(_group_name "${_group}")
+    endif()
+    set(_text "// SPDX-License-Identifier: Apache-2.0\n")
+    foreach(_row IN LISTS _rows_of_${_group})
+      cmake_path(GET _row FILENAME _name)
+      string(APPEND _text "#include \"${_name}\"\n")
+    endforeach()
+    set(_source "${CMAKE_CURRENT_BINARY_DIR}/rows/${_group_name}.${ARG_SUFFIX}")
+    file(CONFIGURE OUTPUT "${_source}" CONTENT "${_text}" @ONLY)
     list(APPEND _sources "${_source}")
   endforeach()
   set(${out} "${_sources}" PARENT_SCOPE)
 endfunction()
 
-# tessera_cuda_targets(<backend>): every source gets the code generation flags of its own, because rows of the
-# copy engine are code of one architecture alone (9.0a), which no other device runs.
+# tessera_cuda_targets(<backend>): every source gets the code generation flags of its own. Rows of the copy engine are
+# code of one architecture alone (9.0a), which no other device runs. Forward rows of 8.0 say the same on every
+# architecture (TSRI_ONE_PTX sees to it): they become PTX of the first one, once, and that the code of all.
 function(tessera_cuda_targets backend)
   set(_flags "")
+  set(_numbers "")
+  set(_codes "")
   foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(_arch MATCHES "^([0-9]+[af]?)-real$")
       list(APPEND _flags "-gencode=arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_1}")
+      list(APPEND _codes "sm_${CMAKE_MATCH_1}")
     elseif(_arch MATCHES "^([0-9]+[af]?)-virtual$")
       list(APPEND _flags "-gencode=arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1}")
+      list(APPEND _codes PTX)
     elseif(_arch MATCHES "^([0-9]+[af]?)$")
       list(APPEND _flags "-gencode=arch=compute_${_arch},code=[compute_${_arch},sm_${_arch}]")
+      list(APPEND _codes "sm_${_arch}" PTX)
     else()
       message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: '${_arch}' is none of <number>, <number>-real, <number>-virtual")
     endif()
+    list(APPEND _numbers "${CMAKE_MATCH_1}")
   endforeach()
+  set(_once "${_flags}")
+  if(NOT "${_numbers}" MATCHES "[af]") # whose PTX is for that device alone
+    list(SORT _numbers COMPARE NATURAL)
+    list(GET _numbers 0 _first)
+    list(TRANSFORM _codes REPLACE "^PTX$" "compute_${_first}")
+    list(REMOVE_DUPLICATES _codes)
+    list(JOIN _codes "," _codes)
+    set(_once "-gencode=arch=compute_${_first},code=[${_codes}]" -DTSRI_ONE_PTX)
+  endif()
   set_target_properties(tessera_backend_${backend} PROPERTIES CUDA_ARCHITECTURES OFF)
   get_target_property(_sources tessera_backend_${backend} SOURCES)
   foreach(_source IN LISTS _sources)
     if(_source MATCHES "__sm90_[^/]*[.]cu$")
       set_property(SOURCE "${_source}" APPEND PROPERTY COMPILE_OPTIONS "-gencode=arch=compute_90a,code=sm_90a")
+    elseif(_source MATCHES "/fwd_[^/]*__sm80_(planes_)?[0-9]+x[0-9]+[.]cu$")
+      set_property(SOURCE "${_source}" APPEND PROPERTY COMPILE_OPTIONS "${_once}")
     elseif(_source MATCHES "[.]cu$")
       set_property(SOURCE "${_source}" APPEND PROPERTY COMPILE_OPTIONS "${_flags}")
     endif()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Compiler launcher of CUDA sources: runs nvcc, keeps what ptxas says of every kernel in
-# <REPORTS>/<object's name>.txt together with the seconds it took, and shows only the rest. Of code for 9.0a alone
-# also how many products of warpgroups its instructions are.
+# <REPORTS>/<object's name>.txt together with the processor time it took, in tenths of a second (time of day would count
+# what else the machine does), and shows only the rest. Of code for 9.0a alone also how many products of warpgroups its
+# instructions are.
 #   cmake -DREPORTS=<folder> -P run_nvcc.cmake -- nvcc <argument>...
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/count_products.cmake")
@@ -32,10 +33,20 @@ if(object MATCHES "[.]o$" AND "${command}" MATCHES "code=sm_90a")
   file(MAKE_DIRECTORY "${kept}")
   list(APPEND command --keep --keep-dir "${kept}")
 endif()
-string(TIMESTAMP start "%s")
-execute_process(COMMAND ${command} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
-string(TIMESTAMP end "%s")
-math(EXPR seconds "${end} - ${start}")
+# The shell's second line: user and system time of what it ran, <minutes>m<seconds>.<hundredths>s each.
+set(times "${REPORTS}/${name}.times")
+file(MAKE_DIRECTORY "${REPORTS}")
+execute_process(COMMAND sh -c "times=$1; shift; \"$@\"; status=$?; times >\"$times\"; exit $status" sh "${times}" ${command}
+  RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+set(tenths 0)
+file(STRINGS "${times}" lines)
+file(REMOVE "${times}")
+list(GET lines 1 line)
+string(REGEX MATCHALL "[0-9]+m[0-9]+[.][0-9]" parts "${line}")
+foreach(part IN LISTS parts)
+  string(REGEX MATCH "([0-9]+)m([0-9]+)[.]([0-9])" part "${part}")
+  math(EXPR tenths "${tenths} + ${CMAKE_MATCH_1} * 600 + ${CMAKE_MATCH_2} * 10 + ${CMAKE_MATCH_3}")
+endforeach()
 
 set(all "${output}${errors}")
 string(REGEX REPLACE "(ptxas info[^\n]*|    Function properties[^\n]*|[ ]+[0-9]+ bytes stack frame[^\n]*)\n" "" rest "${all}")
@@ -56,5 +67,5 @@ if(kept)
 endif()
 if(object MATCHES "[.]o$")
   string(REGEX REPLACE "[.]o$" "" name "${name}")
-  file(WRITE "${REPORTS}/${name}.txt" "seconds ${seconds}\n${products}${all}")
+  file(WRITE "${REPORTS}/${name}.txt" "tenths ${tenths}\n${products}${all}")
 endif()

@@ -154,9 +154,9 @@ struct Backward {
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f)
           TSRI_UNROLL
-          for (int other = 0; other < U::kElements; ++other) {
-            if (U::con_element(other) != U::con_element(e)) continue;
-            const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));
+          for (int slot = 0; slot < U::kRows; ++slot) {
+            const int other = U::beside(e, slot);
+            const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(slot);
             float &x = s[f][c].x[other], &y = dp[f][c].x[other];
             differentiate_one<kAny, kEdge, Weighs<E, kAny>::value>(
                 x, y, stat, weight, unit, prefix, i0 + q, j, shared.terms, args.call.keep_scale);
@@ -281,18 +281,21 @@ struct Backward {
 
   TSRI_DEVICE_MEMBER void block(const Args &args) { block_of<Backward>(args); }
 
-  // Program: whose walk it is.
-  template <class Program>
-  TSRI_DEVICE_MEMBER void block_of(const Args &args) {
+  struct BlockWork {
+    uint32_t g;
+    int chunk;
+    int32_t row0, key0; // first row of the slot, and its used row: negative before the left padding ends
+  };
+  // What the block does, with the shared state at the group's first query head; false: nothing.
+  TSRI_DEVICE_MEMBER bool find_work(const Args &args, Shared &shared, BlockWork &work) {
     const tsr_problem &p = args.call.p;
     const tsr_args &a = args.call.a;
     uint32_t n = block_index();
     const uint32_t tile = n % static_cast<uint32_t>(args.tiles);
     n /= static_cast<uint32_t>(args.tiles);
-    const int chunk = static_cast<int>(n % static_cast<uint32_t>(args.chunks));
+    work.chunk = static_cast<int>(n % static_cast<uint32_t>(args.chunks));
     n /= static_cast<uint32_t>(args.chunks);
-    const uint32_t g = n % static_cast<uint32_t>(p.heads_kv);
-    Shared &shared = shared_at<Shared>(0);
+    work.g = n % static_cast<uint32_t>(p.heads_kv);
     if (wave() == 0) {
       Place place = {n / static_cast<uint32_t>(p.heads_kv), static_cast<int32_t>(tile)};
       if (a.cu_k)
@@ -302,17 +305,29 @@ struct Backward {
         if (place.b >= 0) {
           shared.sequence = tsri_sequence_of(&p, &a, place.b);
           shared.rule = tsri_sequence_rule(&p, &shared.sequence);
-          take_head(args, shared, g * static_cast<uint32_t>(args.call.group));
+          take_head(args, shared, work.g * static_cast<uint32_t>(args.call.group));
         }
       }
     }
     sync_block();
-    if (shared.place.b < 0) return;
-    const int32_t row0 = shared.place.tile * kTileK; // of the slot
-    if (row0 >= static_cast<int32_t>(shared.sequence.k.slot_len)) return;
-    // Used row of the tile's first key; negative before the left padding ends.
-    const int32_t key0 = row0 - static_cast<int32_t>(shared.sequence.k.begin -
-                                                     shared.sequence.k.slot_begin);
+    if (shared.place.b < 0) return false;
+    work.row0 = shared.place.tile * kTileK;
+    if (work.row0 >= static_cast<int32_t>(shared.sequence.k.slot_len)) return false;
+    work.key0 = work.row0 - static_cast<int32_t>(shared.sequence.k.begin - shared.sequence.k.slot_begin);
+    return true;
+  }
+
+  // Program: whose walk it is.
+  template <class Program>
+  TSRI_DEVICE_MEMBER void block_of(const Args &args) {
+    const tsr_problem &p = args.call.p;
+    const tsr_args &a = args.call.a;
+    Shared &shared = shared_at<Shared>(0);
+    BlockWork work;
+    if (!find_work(args, shared, work)) return;
+    const uint32_t g = work.g;
+    const int chunk = work.chunk;
+    const int32_t row0 = work.row0, key0 = work.key0;
     typename U::Acc dk[kFree][kOutK], dv[kFree][kOutV];
     clear<U>(dk);
     clear<U>(dv);
@@ -350,6 +365,20 @@ struct Backward {
     }
   }
 
+  // K and V of the block.
+  TSRI_DEVICE_MEMBER void load_both(const Args &args, const Shared &shared, uint32_t g, int32_t key0) {
+    const tsr_problem &p = args.call.p;
+    const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
+    load_keys<TileK>(kK,
+                     kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g,
+                                  p.dim_qk, args.call.vector & kVectorK),
+                     key0);
+    load_keys<TileV>(kV,
+                     kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g,
+                                  p.dim_v, args.call.vector & kVectorV),
+                     key0);
+  }
+
   // The query tiles that see keys of the block; false: none does.
   TSRI_DEVICE_MEMBER bool find_queries(const Shared &shared, int32_t key0, int32_t &begin, int32_t &end) {
     const int32_t sk = static_cast<int32_t>(shared.rule.sk);
@@ -366,18 +395,9 @@ struct Backward {
   TSRI_DEVICE_MEMBER void walk(const Args &args, Shared &shared, uint32_t g, int chunk, int32_t key0,
                                typename U::Acc (&dk)[kFree][kOutK],
                                typename U::Acc (&dv)[kFree][kOutV]) {
-    const tsr_problem &p = args.call.p;
     int32_t begin, end;
     if (!find_queries(shared, key0, begin, end)) return;
-    const tsri_pages pages = tsri_pages_of(&p, &args.call.a);
-    load_keys<TileK>(kK,
-                     kv_source<E>(args.call.a.k, p.k, shared.sequence.k, pages, shared.place.b, g,
-                                  p.dim_qk, args.call.vector & kVectorK),
-                     key0);
-    load_keys<TileV>(kV,
-                     kv_source<E>(args.call.a.v, p.v, shared.sequence.k, pages, shared.place.b, g,
-                                  p.dim_v, args.call.vector & kVectorV),
-                     key0);
+    load_both(args, shared, g, key0);
     if constexpr (kBeside)
       if constexpr (Steps::kWalks) return Steps::walk(args, shared, g, key0, begin, end, dk, dv);
     load_queries(args, shared, 0, begin * kTileQ);

@@ -17,14 +17,24 @@
 #define TSRI_NO_UNROLL _Pragma("unroll 1")
 
 // Defines a kernel that runs Config::block(args); symbol is its handle.
-#define TSRI_GPU_KERNEL(symbol, Config, Args)                                      \
+#define TSRI_GPU_KERNEL(symbol, Config, Args) TSRI_GPU_KERNEL_BESIDE(symbol, Config, Args, Config)
+// The same beside a program without which it is not selected.
+#define TSRI_GPU_KERNEL_BESIDE(symbol, Config, Args, Main)                         \
   extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) \
       symbol(const __grid_constant__ Args args) {                                  \
-    Config::block(args);                                                           \
+    if constexpr (Main::kSharedBytes <= tessera::gpu::kMostSharedBytes) Config::block(args); \
   }
 
 namespace tessera {
 namespace gpu {
+
+// Of shared memory, that a block has on any device of the architecture: selection refuses what takes more, and no code
+// is made of it. TSRI_ONE_PTX: one PTX for all architectures, of which nothing here may know.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 && !defined(TSRI_ONE_PTX)
+constexpr uint32_t kMostSharedBytes = 163 * 1024;
+#else
+constexpr uint32_t kMostSharedBytes = 227 * 1024;
+#endif
 
 extern __shared__ __align__(1024) unsigned char tsri_shared[];
 
@@ -148,6 +158,7 @@ TSRI_DEVICE void copy_wait() {
 }
 
 TSRI_DEVICE void atomic_add(float *x, float v) { atomicAdd(x, v); }
+#if !defined(TSRI_ONE_PTX)
 // Two neighbours, the first at a multiple of 8 bytes.
 TSRI_DEVICE void atomic_add_pair(float *x, float lo, float hi) {
 #if __CUDA_ARCH__ >= 900
@@ -170,6 +181,7 @@ TSRI_DEVICE void atomic_add_four(float *x, const float *v) {
 TSRI_DEVICE void atomic_add_pair_lane(const unsigned char *base, uint32_t offset, int bytes, float lo, float hi) {
   atomic_add_pair(reinterpret_cast<float *>(const_cast<unsigned char *>(base) + offset + bytes), lo, hi);
 }
+#endif
 // Who sees what comes after sees what comes before.
 TSRI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 // Words that blocks of a launch share. Each access is whole; none is ordered with those of other words.
@@ -192,6 +204,7 @@ TSRI_DEVICE uint64_t add_word(uint64_t *at, uint64_t x) {
 }
 TSRI_DEVICE uint64_t increment_word(uint64_t *at) { return add_word(at, 1); }
 
+#if !defined(TSRI_ONE_PTX)
 // Blocks may start before what precedes the launch in its stream is done (Launch::early). Waits for that,
 // every thread for itself; nothing of global memory may be read or written before. A block that never
 // waits would let its launch count as done too soon.
@@ -206,6 +219,7 @@ TSRI_DEVICE void release_later() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+#endif
 
 } // namespace gpu
 } // namespace tessera

@@ -22,6 +22,7 @@
   extern "C" void symbol(const void *args) {                 \
     Config::block(*static_cast<const Args *>(args));         \
   }
+#define TSRI_GPU_KERNEL_BESIDE(symbol, Config, Args, Main) TSRI_GPU_KERNEL(symbol, Config, Args)
 
 namespace tessera {
 namespace gpu {

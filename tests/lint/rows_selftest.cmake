@@ -11,7 +11,7 @@ set(failures 0)
 
 function(report name stack stores loads)
   file(WRITE "${folder}/${name}.cu.txt"
-    "seconds 3\n" ${ARGN}
+    "tenths 31\n" ${ARGN}
     "ptxas info    : 0 bytes gmem\n"
     "ptxas info    : Compiling entry function 'clean_${name}' for 'sm_80'\n"
     "ptxas info    : Function properties for clean_${name}\n"
@@ -43,7 +43,7 @@ report(also_good 0 0 0)
 report(framed 16 0 0)
 report(stored 0 8 0)
 report(loaded 0 0 4)
-file(WRITE "${folder}/empty.cu.txt" "seconds 1\n")
+file(WRITE "${folder}/empty.cu.txt" "tenths 10\n")
 expect("some/good.cu;also_good.cu" PASS)
 expect("good.cu;framed.cu" "FAILED: framed, sm_90: 16 bytes of stack")
 expect("stored.cu;good.cu" "FAILED: stored, sm_90: 0 bytes of stack, 8 of spill stores")

@@ -42,6 +42,8 @@ struct MmaSyncLayout {
   // con index = con_lane() + con_element(e).
   TSRI_DEVICE_MEMBER int con_lane() { return 2 * (lane() % 4); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return 8 * (e / 4) + e % 2; }
+  // The element of e's con and a slot.
+  TSRI_DEVICE_MEMBER constexpr int beside(int e, int slot) { return e - e / 2 % 2 * 2 + 2 * slot; }
   // Element e and e + 1 are neighbours in con for even e.
   // The lane that holds con j of this lane's rows, and what is left of j there: con_element(e), plus kCon
   // for every further accumulator.

@@ -62,6 +62,7 @@ struct WmmaLayout {
   TSRI_DEVICE_MEMBER int free_of(int) { return index(); }
   TSRI_DEVICE_MEMBER int con_lane() { return 8 * half(); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return e; }
+  TSRI_DEVICE_MEMBER constexpr int beside(int e, int) { return e; } // the element of e's con and a slot
   // The lane that holds con j of this lane's free index, and what is left of j there.
   TSRI_DEVICE_MEMBER int con_owner(int j) { return index() + 16 * (j / 8 % 2); }
   TSRI_DEVICE_MEMBER int con_rest(int j) { return j / 16 * 16 + j % 8; }

@@ -66,6 +66,7 @@ struct Mfma {
   TSRI_DEVICE_MEMBER int free_of(int) { return index(); }
   TSRI_DEVICE_MEMBER int con_lane() { return 4 * group(); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return 8 * (e / 4) + e % 4; }
+  TSRI_DEVICE_MEMBER constexpr int beside(int e, int) { return e; } // the element of e's con and a slot
   TSRI_DEVICE_MEMBER bool leads_row() { return group() == 0; }
 
   TSRI_DEVICE_MEMBER float max_con(float v) {

@@ -56,6 +56,7 @@ struct MfmaFloats {
   TSRI_DEVICE_MEMBER int free_of(int) { return index(); }
   TSRI_DEVICE_MEMBER int con_lane() { return 4 * group(); }
   TSRI_DEVICE_MEMBER constexpr int con_element(int e) { return e; }
+  TSRI_DEVICE_MEMBER constexpr int beside(int e, int) { return e; } // the element of e's con and a slot
   TSRI_DEVICE_MEMBER bool leads_row() { return group() == 0; }
   TSRI_DEVICE_MEMBER float max_con(float v) {
     v = larger_of(v, shuffle_xor(v, 16));
