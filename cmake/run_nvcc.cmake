@@ -36,7 +36,8 @@ endif()
 # The shell's second line: user and system time of what it ran, <minutes>m<seconds>.<hundredths>s each.
 set(times "${REPORTS}/${name}.times")
 file(MAKE_DIRECTORY "${REPORTS}")
-execute_process(COMMAND sh -c "times=$1; shift; \"$@\"; status=$?; times >\"$times\"; exit $status" sh "${times}" ${command}
+execute_process(
+  COMMAND sh -c "times=$1; shift; \"$@\"; status=$?; times >\"$times\"; exit $status" sh "${times}" ${command}
   RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
 set(tenths 0)
 file(STRINGS "${times}" lines)
