@@ -13,11 +13,13 @@ import subprocess
 import time
 
 import sdpa_exact
+import sdpa_fa3
 import tessera_ctypes as tsr
 from sdpa_shapes import SUITES
 
 PEERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
          "math": "MATH"}
+FA3 = "fa3"  # not one of PyTorch's, see sdpa_fa3.py
 SETS_MAX = 64
 
 
@@ -32,6 +34,8 @@ def add_options(parser):
                         help="also every other kernel of the chosen backend by name")
     parser.add_argument("--deterministic", action="store_true",
                         help="also Tessera with determinism \"deterministic\", whose runs have to repeat bit by bit")
+    parser.add_argument("--fa3", metavar="LIBRARY",
+                        help="made from fa3_library.cu, for the peer fa3 (default: the package flash_attn_interface)")
     parser.add_argument("--only", help="only shapes whose description contains this text")
 
 
@@ -144,6 +148,19 @@ class Tessera:
             plan.close()
 
 
+class FlashAttention3:
+    """What sdpa_fa3.py makes, checked as the others are."""
+
+    def __init__(self, source, torch, shape, direction, tensors):
+        self.torch, self.tensors, self.direction = torch, tensors, direction
+        self.one = source.peer(torch, shape, direction, tensors)
+        self.step, self.close = self.one.step, self.one.close
+
+    def error(self, shape):
+        compare = sdpa_exact.forward_error if self.direction == "forward" else sdpa_exact.backward_error
+        return compare(self.torch, shape, self.tensors.sets[0], *self.one.results())
+
+
 class Aligned:
     """A block from its first multiple of 64 on."""
 
@@ -226,7 +243,10 @@ def candidates(torch, library, shape, direction, tensors, device, options, say):
         add("deterministic", lambda: Tessera(torch, library, shape, direction, tensors, device, options,
                                              deterministic=True))
     for name in options.peer_list:
-        add(name, lambda name=name: Sdpa(torch, name, shape, direction, tensors))
+        if name == FA3:
+            add(name, lambda: FlashAttention3(options.fa3_source, torch, shape, direction, tensors))
+        else:
+            add(name, lambda name=name: Sdpa(torch, name, shape, direction, tensors))
     return found
 
 
@@ -334,6 +354,13 @@ def run(options, say=print):
         os.path.dirname(os.path.abspath(options.cli)), "..", "lib", "libtessera.so")
     library = tsr.Library(path)
     about = dict(card(torch, device), version=library.version)
+    if FA3 in options.peer_list:
+        try:
+            options.fa3_source = sdpa_fa3.load(options.fa3)
+            about["fa3"] = options.fa3_source.version
+        except (ImportError, OSError) as error:
+            say(f"# fa3: absent: {error}")
+            options.peer_list.remove(FA3)
     l2 = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20) \
         if device.type == "cuda" else 0
     say("# " + ", ".join(f"{k} {v}" for k, v in about.items()))

@@ -4,11 +4,13 @@
 
 On the CPU: peer_run.py with this one peer, by default in float32 and bfloat16, full and causal, at four
 lengths. With --device cuda: PyTorch's back ends cudnn, flash, efficient and math and Tessera in one process on
-the same tensors (sdpa_device.py). Says so and exits with status 3 when PyTorch is absent.
+the same tensors (sdpa_device.py), and FlashAttention-3, which PyTorch has not (sdpa_fa3.py). Says so and exits
+with status 3 when PyTorch is absent.
 
   bench/peers/torch_sdpa.py build/cli/tessera --threads 2,16 --passes both --json out.jsonl
   bench/peers/torch_sdpa.py build/cli/tessera --device cuda --suite prefill,short --passes both
   bench/peers/torch_sdpa.py build/cli/tessera --device cuda --suite decode --peers cudnn,flash
+  bench/peers/torch_sdpa.py build/cli/tessera --device cuda --passes both --peers cudnn,fa3 --fa3 ./libfa3.so
 """
 import argparse
 import sys
@@ -33,8 +35,8 @@ def device_options(arguments):
     options.peer_list = [p for p in options.peers.split(",") if p]
     options.directions = ("forward", "backward") if options.passes == "both" else (options.passes,)
     for name in options.peer_list:
-        if name not in sdpa_device.PEERS:
-            parser.error(f"--peers: '{name}'; accepted: {', '.join(sdpa_device.PEERS)}")
+        if name not in sdpa_device.PEERS and name != sdpa_device.FA3:
+            parser.error(f"--peers: '{name}'; accepted: {', '.join(sdpa_device.PEERS)}, {sdpa_device.FA3}")
     for name in options.suite.split(","):
         if name not in SUITES:
             parser.error(f"--suite: '{name}'; accepted: {', '.join(sorted(SUITES))}")

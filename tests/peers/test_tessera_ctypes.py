@@ -14,6 +14,7 @@ import unittest
 SOURCE = os.environ["TESSERA_SOURCE"]
 SCRIPTS = os.path.join(SOURCE, "bench", "peers")
 sys.path.insert(0, SCRIPTS)
+import sdpa_fa3  # noqa: E402
 import sdpa_shapes  # noqa: E402
 import tessera_ctypes as tsr  # noqa: E402
 
@@ -148,6 +149,18 @@ class Script(unittest.TestCase):
         self.assertEqual(rows[0].flops("backward"), 2.5 * rows[0].flops("forward"))
         decode = sdpa_shapes.SUITES["decode"]()[0]
         self.assertTrue(decode.decode and decode.kv_bytes == 2 * 8 * 16384 * 128 * 2)
+
+    def test_call_of_fa3(self):
+        """Fields as fa3_library.cu declares them, which no compiler of these tests reads."""
+        with open(os.path.join(SCRIPTS, "fa3_library.cu"), encoding="utf-8") as file:
+            body = re.search(r"struct fa3_call {(.*?)};", file.read(), re.S)[1]
+        kinds = {"void": ctypes.c_void_p, "int32_t": ctypes.c_int32, "float": ctypes.c_float}
+        declared = []
+        for line in re.sub(r"//.*", "", body).split(";"):
+            found = re.match(r"\s*(?:const )?(\w+) (.*)", line)
+            if found:
+                declared += [(name.strip(" *"), kinds[found[1]]) for name in found[2].split(",")]
+        self.assertEqual(declared, sdpa_fa3.Call._fields_)
 
     def test_options(self):
         for words in (["--peers", "abacus"], ["--suite", "all"], ["--rounds", "0"]):
