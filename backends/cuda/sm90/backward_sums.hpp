@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The way of dQ out of its float sums, beside the products of other units: two warps that would have nothing to do
-// report which sums are all there, and turn those of whole sets (see SumOrder) into dQ and back into zeros. So sums
+// The way of dQ through its float sums, beside the products of other units, by two warps that would have nothing to do.
+// One adds what the multiplying warps leave in shared memory, in any order or in a known one, and reports which sums are
+// all there; one turns those of whole sets (see SumOrder) into dQ and back into zeros. So sums
 // need memory for the sets under way alone, which L2 holds, and neither the kernel that clears them nor one that
 // reads them later moves them through slow memory. Only blocks that run have units or pieces, all are handed out in
-// order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own. Where
-// additions have an order, one of the two warps makes them instead, and one turns sums.
+// order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_
 
@@ -18,11 +18,8 @@ template <class E, int kTileQ_, int kTileK_, int kDqk, int kDv>
 struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   using Keys = EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv>;
   using Keys::handed_out, Keys::slot_of, Keys::parity_of, Keys::number, Keys::arrive_warp;
-  // Of a unit: all warps that multiply have added what they have.
-  static constexpr uint32_t kAdded = Keys::kMore, kSumsMore = kAdded + 8 * 4;
-  // In its place where sums are added to in a known order: a warpgroup's half of dQ is in shared memory; and, for
-  // itself: it has been read.
-  static constexpr uint32_t kFullD = kAdded, kEmptyD = kFullD + 8 * 2;
+  // A warpgroup's half of dQ of a turn is in shared memory; it has been read.
+  static constexpr uint32_t kFullD = Keys::kMore, kEmptyD = kFullD + 8 * 2, kSumsMore = kEmptyD + 8 * 2;
   // 16 columns of a piece, as a warp has them: 64 queries.
   static constexpr uint32_t kPart = 16 * 64 * 4;
   static constexpr int kParts = 4;
@@ -32,7 +29,7 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     int32_t n;     // first of the pieces
     int32_t next;  // of those it takes next
     int32_t there; // a set whose sums are known to be
-    int32_t u;     // unit to be told of
+    int32_t unused;
   };
 
   // Unit u is told of, by the warp that does so.
@@ -198,16 +195,12 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
 
   // Takes kPieces pieces at a time until there are none, by a warp, with up to kCount parts on their way in buffers
   // from `at` on, whose barriers begin at `full`. It does not wait for a set while parts of another are under way; what
-  // it took is counted as freed together, so that a set may wait for the next one or two. kReports: and tells of units,
-  // the last of which is left to report().
+  // it took is counted as freed together, so that a set may wait for the next one or two.
   template <int kPieces, int kCount>
   TSRI_DEVICE_MEMBER void finish_sums(const BackwardArgs &args, uint32_t at, uint32_t full, uint32_t state) {
     static_assert(kParts * kPieces % (2 * kCount) == 0, "phases of barriers begin anew with all that is taken");
     const SumOrder &sums = args.order.sums;
-    if (fresh_thread_index() % 32 == 0) {
-      shared_at<Taken>(state).there = -1;
-      shared_at<Taken>(state).u = 0;
-    }
+    if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).there = -1;
     take_next<kPieces>(sums, state);
     TSRI_NO_UNROLL
     for (;;) {

@@ -149,12 +149,6 @@ inline void phase_wait(uint32_t offset, uint32_t parity) {
   emulated_wait_until(emulated_phase_over, &wait);
 }
 
-inline bool phase_test(uint32_t offset, uint32_t parity) {
-  const EmulatedWait wait = {offset, parity};
-  emulated_phase(offset);
-  return any_lane(emulated_phase_over(&wait));
-}
-
 inline void tensor_load(uint32_t to, const TensorMap &map, uint32_t barrier, int32_t column, int32_t row,
                         int32_t head, int32_t batch) {
   EmulatedLoad load;
@@ -181,36 +175,9 @@ inline void wait_word(const uint64_t *word, uint64_t x) {
   emulated_wait_until(emulated_word_there, &wait);
 }
 
-struct EmulatedPhases {
-  EmulatedWait a, b;
-};
-inline bool emulated_any_over(const void *what) {
-  const EmulatedPhases &both = *static_cast<const EmulatedPhases *>(what);
-  return emulated_phase_over(&both.a) || emulated_phase_over(&both.b);
-}
-inline bool phase_first(uint32_t a, uint32_t b, uint32_t parity) {
-  const EmulatedPhases both = {{a, parity}, {b, parity}};
-  emulated_phase(a);
-  emulated_phase(b);
-  emulated_wait_until(emulated_any_over, &both);
-  return emulated_phase_over(&both.a);
-}
 inline void release_word(uint64_t *to, uint64_t x) { store_word(to, x); }
 inline void await_word(const uint64_t *word, uint64_t x) { wait_word(word, x); }
 
-struct EmulatedEither {
-  EmulatedWord word;
-  EmulatedWait phase;
-};
-inline bool emulated_either(const void *what) {
-  const EmulatedEither &either = *static_cast<const EmulatedEither *>(what);
-  return emulated_word_there(&either.word) || emulated_phase_over(&either.phase);
-}
-inline bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t offset, uint32_t parity) {
-  const EmulatedEither either = {{word, x}, {offset, parity}};
-  emulated_wait_until(emulated_either, &either);
-  return any_lane(emulated_word_there(&either.word));
-}
 inline void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
   EmulatedLoad load = {};
   load.block = emulated_thread().block;

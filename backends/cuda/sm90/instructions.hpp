@@ -81,46 +81,6 @@ TSRI_DEVICE void phase_wait(uint32_t offset, uint32_t parity) {
 
 // ------------------------------------------------------------------------------ copy engine
 
-// Whether that phase has ended.
-TSRI_DEVICE bool phase_test(uint32_t offset, uint32_t parity) {
-  uint32_t over;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.b32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(over)
-      : "r"(shared_address(offset)), "r"(parity)
-      : "memory");
-  return any_lane(over != 0);
-}
-// Which of two phases of one parity ends, or has ended, first: true, that of a. By one thread.
-TSRI_DEVICE bool phase_first(uint32_t a, uint32_t b, uint32_t parity) {
-  uint32_t over;
-  do
-    asm volatile(
-        "{\n"
-        ".reg .pred p, q;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %3;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 q, [%2], %3;\n"
-        "selp.b32 %0, 2, 0, q;\n"
-        "@p mov.b32 %0, 1;\n"
-        "}"
-        : "=r"(over)
-        : "r"(shared_address(a)), "r"(shared_address(b)), "r"(parity)
-        : "memory");
-  while (over == 0);
-  return over == 1;
-}
-// Until a word that blocks share is at least x, or (false) it is not and that phase has ended. By a whole warp.
-TSRI_DEVICE bool wait_word_or_phase(const uint64_t *word, uint64_t x, uint32_t offset, uint32_t parity) {
-  for (;;) {
-    if (any_lane(load_word(word) >= x)) return true;
-    if (phase_test(offset, parity)) return false;
-    asm volatile("nanosleep.u32 2000;");
-  }
-}
 // Until a word that blocks share is at least x.
 TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
   while (load_word(word) < x) asm volatile("nanosleep.u32 2000;");
