@@ -188,6 +188,13 @@ function(tessera_cuda_targets backend)
     endif()
     list(APPEND _numbers "${CMAKE_MATCH_1}")
   endforeach()
+  # PTX of 8.x is compiled on the spot for devices whose blocks have more shared memory than those of 8.x.
+  foreach(_arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
+    if(_arch MATCHES "^[78][0-9](-virtual)?$")
+      list(APPEND _flags -DTSRI_PTX_BELOW_90)
+      break()
+    endif()
+  endforeach()
   set(_once "${_flags}")
   if(NOT "${_numbers}" MATCHES "[af]") # whose PTX is for that device alone
     list(SORT _numbers COMPARE NATURAL)

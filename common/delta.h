@@ -20,6 +20,11 @@
 /* Queries of a head, and keys of each of them, whose weights are looked at. */
 enum { TSRI_DELTA_QUERIES = 4, TSRI_DELTA_KEYS = 16 };
 
+/* Of a group of query heads, the one of query n of TSRI_DELTA_QUERIES. */
+TSRI_INLINE int64_t tsri_delta_head(int64_t n, int64_t group) {
+  return group < TSRI_DELTA_QUERIES ? n % group : n * group / TSRI_DELTA_QUERIES;
+}
+
 /* Whether there are steps between q.k and a score. They are not gone through: all keys are taken to have the same
  * weight. */
 TSRI_INLINE int tsri_delta_has_terms(const tsr_problem *p) {
@@ -41,7 +46,7 @@ TSRI_INLINE int32_t tsri_delta_rows(int64_t n) {
 typedef struct tsri_delta_facts {
   float key, key_spread;
   float value, value_spread;
-  float crowd; /* n sum p^2 of a row that sees n keys: 1 if all have the same weight */
+  float crowd; /* n sum p^2 of a row that sees n keys, 1 if all have the same weight; of several, 1 over the mean of 1 / crowd */
 } tsri_delta_facts;
 
 /* The squared mean without chance: that of m rows has spread / m of it, give or take. */

@@ -289,11 +289,16 @@ static void clear_task(void *arg, int64_t index, int32_t worker) {
                 p->accumulate & TSR_ACCUMULATE_DV);
 }
 
+/* Rows of a KV head below which no row takes them, as kFewRows in backward_block-inl.h. */
+enum { few_rows = 64 };
+
 /* Whether rows may take P and D from what forward stored, if heads allow it. */
 static int looks_at_heads(const tsri_cpu_backward_plan *plan) {
   const tsr_problem *p = &plan->problem->p;
   const int rounds = p->o.dtype != TSR_DTYPE_F32 || p->q.dtype == TSR_DTYPE_F32;
-  return rounds && p->seq_k > plan->tiles.whole && (wants_scores(p) || wanted(&p->dv) || p->dsink);
+  const int keys = wants_scores(p) || wanted(&p->dv); /* then few of them are gone through as a whole */
+  if (!rounds || tsri_mul_sat(p->seq_q, plan->problem->group) < few_rows) return 0;
+  return keys ? p->seq_k > plan->tiles.whole : p->dsink;
 }
 
 /* The arrays of a run, cut from its workspace; with ws->base NULL it only counts. */

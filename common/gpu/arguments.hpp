@@ -214,7 +214,7 @@ constexpr int32_t kCoarseRows = 8;
 // lanes leave a share each.
 constexpr int kDeltaBlocks = 3, kDeltaParts = 4;
 struct alignas(8) DeltaPart {
-  float mean, spread; // squared and summed over columns; of weights: crowd (common/delta.h), nothing
+  float mean, spread; // squared and summed over columns; of weights: 1 / crowd (common/delta.h), nothing
 };
 
 // Row of stats and of dq_sum by rows: batch-major over slots, [Hq, total_q] when packed.

@@ -89,7 +89,7 @@ TSRI_DEVICE DeltaPart delta_columns(const tsr_layout &layout, const void *base, 
   return part;
 }
 
-// n sum p^2 of a query that 32 lanes have, from its stored LSE. Key 0 stands for itself and others for all that are not
+// 1 / crowd (n sum p^2, at least 1) of a query that 32 lanes have, from its stored LSE. Key 0 stands for itself and others for all that are not
 // looked at.
 template <int kWave>
 TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &sequence, const tsri_mask_rule &rule,
@@ -100,7 +100,7 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   const tsr_args &a = call.a;
   const int number = thread_index() / 32, lane = thread_index() % 32;
   const int64_t i = (2 * number + 1) * sequence.q.len / (2 * TSRI_DELTA_QUERIES);
-  const int64_t h = g * call.group + number % call.group;
+  const int64_t h = g * call.group + tsri_delta_head(number, call.group);
   const float lse = a.lse[tsri_row_offset(p.lse.stride, b, h, sequence.q.begin + i)];
   const tsri_mask_row band = tsri_mask_row_of(&rule, i);
   const int64_t seen = band.prefix + band.hi - band.lo;
@@ -135,7 +135,7 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
       sum += w * w * (t0 + k == 0 ? 1.0f : share);
     }
   }
-  part.mean = n * sum;
+  part.mean = 1.0f / larger(n * sum, 1.0f);
   return part;
 }
 
@@ -158,7 +158,7 @@ TSRI_DEVICE DeltaPart delta_lengths(const Call &call, const tsri_sequence &seque
   const int number = thread_index() / 32;
   DeltaPart part = {0.0f, 0.0f};
   if (what == 2) {
-    const int64_t h = g * call.group + number % call.group;
+    const int64_t h = g * call.group + tsri_delta_head(number, call.group);
     const int64_t i = (2 * number + 1) * sequence.q.len / (2 * TSRI_DELTA_QUERIES);
     part.mean = delta_length(p.q, call.a.q, tsri_row_offset(p.q.stride, b, h, sequence.q.begin + i), p.dim_qk);
   }
@@ -221,7 +221,7 @@ TSRI_DEVICE float delta_most(const BackwardArgs &args, int64_t b, int64_t g, int
     return tsri_delta_most_lse(sum[2][0], sum[0][1], args.call.p.scale, args.call.p.dim_qk);
   const int32_t rows = tsri_delta_rows(keys) / TSRI_DELTA_PARTS;
   const tsri_delta_facts facts = {tsri_delta_mean(sum[0][0], sum[0][1], rows), sum[0][1],
-                                  tsri_delta_mean(sum[1][0], sum[1][1], rows), sum[1][1], sum[2][0]};
+                                  tsri_delta_mean(sum[1][0], sum[1][1], rows), sum[1][1], 1.0f / sum[2][0]};
   return tsri_delta_most_keys(&facts, args.call.p.dim_qk);
 }
 

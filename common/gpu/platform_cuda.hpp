@@ -30,7 +30,8 @@ namespace gpu {
 
 // Of shared memory, that a block has on any device of the architecture: selection refuses what takes more, and no code
 // is made of it. TSRI_ONE_PTX: one PTX for all architectures, of which nothing here may know.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 && !defined(TSRI_ONE_PTX)
+// TSRI_PTX_BELOW_90: nor may code that becomes that of a later device when it is loaded.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 && !defined(TSRI_ONE_PTX) && !defined(TSRI_PTX_BELOW_90)
 constexpr uint32_t kMostSharedBytes = 163 * 1024;
 #else
 constexpr uint32_t kMostSharedBytes = 227 * 1024;

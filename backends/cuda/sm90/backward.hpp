@@ -8,8 +8,7 @@
 //   dV += P^T dO   dK += dS^T Q             dQ += dS K, added into float sums shared by all blocks
 //
 // One warp feeds the copy engine with queries and dO, another fetches what is known of query rows. Products are
-// started as soon as their operands are there, scores of the next tile before the sums of dQ are added, and dQ,
-// transposed, one tile late, so that tensor cores have work while threads compute (Shah et al. 2024,
+// started as soon as their operands are there, those of one warpgroup beside what the other one computes (Shah et al. 2024,
 // "FlashAttention-3", section 3.2 for forward). Interval masks without a prefix on aligned tensors without pages.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
 #define TESSERA_BACKENDS_CUDA_SM90_BACKWARD_HPP_
@@ -48,7 +47,7 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
   static constexpr uint32_t kFullS = Keys::kSumsMore, kEmptyS = kFullS + 8 * kStages;
   // Of the two warps that turn sums into dQ, as many parts on their way as there is room for, and one of each that
   // multiplies.
-  static constexpr int kLeaving = kDqk <= 64 ? 3 : 8, kWarps = Keys::kWarps;
+  static constexpr int kLeaving = kDqk <= 64 ? 2 : 8, kWarps = Keys::kWarps;
   static constexpr uint32_t kFullL = kEmptyS + 8 * kStages, kFullOwn = kFullL + 8 * kLeaving;
   static_assert(kFullOwn + 8 * kWarps <= Keys::kWork, "barriers");
   static constexpr uint32_t kTakenAt = Keys::kStatsEnd;
@@ -404,10 +403,9 @@ struct EngineBackward : EngineSums<E, kTileQ_, 128, kDqk, kDv> {
       fewer_registers<24>();
       Keys::template feed<kOrdered>(args);
       if constexpr (kLater) {
-        constexpr int more = kLeaving < 4 ? 2 : 8;
         constexpr uint32_t mine = kTakenAt + kWarps * 16;
         if (fresh_thread_index() / 32 == kWarps + 2 && args.backward.order.sums.pieces)
-          Keys::template finish_sums<4, more>(args.backward, kL, kFullL, mine);
+          Keys::template finish_sums<4, kLeaving>(args.backward, kL, kFullL, mine);
         if (fresh_thread_index() / 32 == kWarps + 3)
           Keys::template add_all<kOrdered>(args.backward, kD, kPartD * 4);
       }

@@ -48,7 +48,7 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
     Keys::template each_turn<kOrdered>(handed_out(u), [&](int32_t head, int32_t tile) {
       const int32_t in_head = head * handed_out(u).head_sums + tile;
-      uint64_t *passed = args.order.passed + handed_out(u).passed + in_head;
+      uint64_t *passed = kOrdered ? args.order.passed + handed_out(u).passed + in_head : nullptr;
       float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
       if (kOrdered && tile < handed_out(u).before) {
         await_word(passed, static_cast<uint64_t>(handed_out(u).tile));

@@ -57,6 +57,7 @@ struct ForwardParts {
       uint64_t *counter = args.cut.counters + item.cut * P::kGroups + group;
       const uint64_t found = load_word(counter);
       if (found >> kCountBits != args.cut.tag) replace_word(counter, found, args.cut.tag << kCountBits);
+      fence_device(); // everybody's stores, by way of the barrier
       last = increment_word(counter) + 1 == (args.cut.tag << kCountBits) + static_cast<uint32_t>(item.parts);
       if (last) store_word(counter, 0);
     }

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include <vector>
-
 #include "common/dtype.h"
 #include "common/geometry.h"
 #include "common/mask.h"
@@ -20,38 +18,35 @@ double item_tiles(const Row &row) { return row.dtype == TSR_DTYPE_F8_E4M3 ? 1.5 
 // Tiles of keys that cutting has to save: parts are stored, found and added up, and wider ones have more of everything.
 int64_t merge_tiles(const Row &row) { return int64_t{row.dim_v} * 5 / 64; }
 constexpr int64_t kMostSingles = 4096; // tiles that are looked at one by one
+constexpr int64_t kMostHeld = 4;       // blocks of a processor at once, at most
 constexpr double kLeastGain = 1.005;
 constexpr double kCacheShare = 1;      // of L2, for keys of heads whose tiles are in order of their lengths
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Tiles of queries of a launch, and its blocks.
+// Tiles of queries of a launch, and its blocks. Selection takes no memory, so what is looked at one by one lies here.
 struct Tiles {
-  std::vector<double> cost; // of every tile of a head
-  int64_t tiles, pairs, slots, blocks;
+  int64_t tiles, pairs, slots, blocks; // at most kMostSingles tiles, and blocks where there is an order to choose
+  float cost[kMostSingles];            // of every tile of a head
+  float single[kMostSingles], load[kMostSingles];
 };
 
 // What the block with most to do gets of the last rounds, `back` whole ones among them (-1: none, and second tiles are
 // lent), beyond the mean. The rounds before are the same for all.
-double longest(const Tiles &t, int32_t back) {
+double longest(Tiles &t, int32_t back) {
   const int64_t all = t.pairs * t.slots, rounds = all / t.blocks;
   const int64_t whole = (back > 0 ? (rounds > back ? rounds - back : 0) : rounds) * t.blocks, ends = all - whole;
-  std::vector<double> single;
-  const auto first = [&](int64_t pair) { return t.cost[static_cast<size_t>(t.tiles - 1 - pair)]; };
-  const auto second = [&](int64_t pair) {
-    if (pair != t.tiles - 1 - pair) single.push_back(t.cost[static_cast<size_t>(pair)]);
-  };
-  std::vector<double> load(static_cast<size_t>(t.blocks), 0.0);
+  int64_t singles = 0;
+  const auto first = [&](int64_t pair) { return t.cost[t.tiles - 1 - pair]; };
+  const auto has_second = [&](int64_t pair) { return pair != t.tiles - 1 - pair; };
+  for (int64_t k = 0; k < t.blocks; ++k) t.load[k] = 0;
   if (back < 0) {
     const int64_t free = t.blocks - ends, lent = smaller(ends, 2 * free);
     for (int64_t k = 0; k < ends; ++k) {
       const int64_t slot = (whole + k) / t.pairs; // turned from head to head, see find_work()
       const int64_t pair = ((whole + k) % t.pairs + slot + slot * t.pairs / t.blocks) % t.pairs;
-      load[static_cast<size_t>(k)] += first(pair);
-      second(pair);
-      if (single.empty()) continue;
-      load[static_cast<size_t>(k < lent ? ends + k % free : k)] += single.back();
-      single.clear();
+      t.load[k] += first(pair);
+      if (has_second(pair)) t.load[k < lent ? ends + k % free : k] += t.cost[pair];
     }
   } else {
     const auto count_of = [&](int64_t pair) { // among the pairs behind the whole rounds
@@ -59,18 +54,18 @@ double longest(const Tiles &t, int32_t back) {
       return ends > from ? (ends - from + t.pairs - 1) / t.pairs : 0;
     };
     for (int64_t pair = 0; pair < t.pairs; ++pair)
-      for (int64_t n = count_of(pair); n > 0; --n) single.push_back(first(pair));
+      for (int64_t n = count_of(pair); n > 0; --n) t.single[singles++] = first(pair);
     for (int64_t pair = t.pairs; pair-- > 0;)
-      for (int64_t n = count_of(pair); n > 0; --n) second(pair);
+      for (int64_t n = has_second(pair) ? count_of(pair) : 0; n > 0; --n) t.single[singles++] = t.cost[pair];
   }
-  for (size_t k = 0; k < single.size(); ++k) {
-    const size_t row = k / load.size(), at = k % load.size();
-    load[row % 2 ? load.size() - 1 - at : at] += single[k];
+  for (int64_t k = 0; k < singles; ++k) {
+    const int64_t row = k / t.blocks, at = k % t.blocks;
+    t.load[row % 2 ? t.blocks - 1 - at : at] += t.single[k];
   }
   double most = 0, sum = 0;
-  for (const double x : load) {
-    most = fmax(most, x);
-    sum += x;
+  for (int64_t k = 0; k < t.blocks; ++k) {
+    most = fmax(most, t.load[k]);
+    sum += t.load[k];
   }
   return most - sum / static_cast<double>(t.blocks);
 }
@@ -100,10 +95,10 @@ void choose_order(const DeviceFacts &facts, const Row &row, const tsr_problem &p
   if (all % t.blocks == 0 || t.blocks > kMostSingles) return;
   double sum = 0;
   for (int64_t tile = 0; tile < t.tiles; ++tile) {
-    t.cost.push_back(tile_cost(row, p, tile));
-    sum += t.cost.back();
+    t.cost[tile] = static_cast<float>(tile_cost(row, p, tile));
+    sum += t.cost[tile];
   }
-  if (t.cost.front() == t.cost.back()) return;
+  if (t.cost[0] == t.cost[t.tiles - 1]) return;
   const double mean = sum * static_cast<double>(t.slots) / static_cast<double>(t.blocks);
   const double before = longest(t, -1);
   double least = before;
@@ -125,7 +120,8 @@ void choose_order(const DeviceFacts &facts, const Row &row, const tsr_problem &p
 }
 
 // Whether the last tiles are cut: all of them have the same keys then, and a kernel without such parts is not asked.
-void choose_cut(const Row &row, const tsr_problem &p, const Tiles &t, Deal *deal) {
+void choose_cut(const DeviceFacts &facts, const Row &row, const tsr_problem &p, const Tiles &t, Deal *deal) {
+  if (t.blocks > kMostHeld * facts.processors) return; // several rounds of blocks: the last one is a small part
   const tsri_mask_rule rule = tsri_problem_rule(&p, p.seq_q, p.seq_k);
   if (row.paged || row.engine.scores || rule.prefix > 0 || rule.left != TSR_UNBOUNDED ||
       rule.right != TSR_UNBOUNDED)
@@ -152,9 +148,13 @@ void choose_deal(const DeviceFacts &facts, const Row &row, const tsr_problem &p,
   Deal *deal = &cut->deal;
   *deal = Deal{-1, 1, 0, 0, 0};
   if (!row.engine.deals || cut->blocks == 0 || p.arrays != 0 || p.seq_k == 0) return;
-  Tiles t = {{}, cut->tiles, (cut->tiles + 1) / 2, tsri_mul_sat(p.batch, p.heads_q), cut->blocks};
+  Tiles t;
+  t.tiles = cut->tiles;
+  t.pairs = (t.tiles + 1) / 2;
+  t.slots = tsri_mul_sat(p.batch, p.heads_q);
+  t.blocks = cut->blocks;
   if (t.tiles > kMostSingles) return;
-  choose_cut(row, p, t, deal);
+  choose_cut(facts, row, p, t, deal);
   if (deal->cut_keys == 0) choose_order(facts, row, p, t, deal);
 }
 
