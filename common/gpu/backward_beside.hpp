@@ -58,22 +58,31 @@ struct BesideSteps {
     CopiesO dout;
   };
   template <class Shared>
-  TSRI_DEVICE_MEMBER Copies start_queries(const Args &args, const Shared &shared, int stage, int32_t i0, int rows) {
+  TSRI_DEVICE_MEMBER Copies copies_of(const Args &args, const Shared &shared, int stage, int32_t i0, int rows,
+                                      const unsigned char *q, const unsigned char *dout) {
     const tsr_problem &p = args.call.p;
     constexpr int64_t size = sizeof(typename U::Element);
     const int thread = fresh_thread_index();
-    const Lane lane = lane_at();
     load_stats<B::kTileQ, B::kThreads>(
         B::kStats + static_cast<uint32_t>(stage) * (B::kTileQ * static_cast<uint32_t>(sizeof(RowStat))),
         args.stats + shared.stats, i0, i0 + rows);
-    return Copies{CopiesQ::start(B::kQ + static_cast<uint32_t>(stage) * B::TileQ::kBytes, lane.q,
+    return Copies{CopiesQ::start(B::kQ + static_cast<uint32_t>(stage) * B::TileQ::kBytes, q,
                                  p.q.stride[2] * size, rows, static_cast<int>(p.dim_qk), thread),
-                  CopiesO::start(B::kO + static_cast<uint32_t>(stage) * B::TileO::kBytes, lane.dout,
+                  CopiesO::start(B::kO + static_cast<uint32_t>(stage) * B::TileO::kBytes, dout,
                                  p.dout.stride[2] * size, rows, static_cast<int>(p.dim_v), thread)};
+  }
+  template <class Shared>
+  TSRI_DEVICE_MEMBER Copies start_queries(const Args &args, const Shared &shared, int stage, int32_t i0, int rows) {
+    const Lane lane = lane_at();
+    return copies_of(args, shared, stage, i0, rows, lane.q, lane.dout);
   }
   TSRI_DEVICE_MEMBER void issue(Copies &copies, int part, int parts) {
     CopiesQ::issue(copies.q, part, parts);
     CopiesO::issue(copies.dout, part, parts);
+  }
+  // The same, and after the last part keeps where the next ones begin.
+  TSRI_DEVICE_MEMBER void issue_kept(Copies &copies, int part, int parts) {
+    issue(copies, part, parts);
     if (part + 1 == parts) lane_at() = Lane{copies.q.from, copies.dout.from};
   }
 
@@ -172,7 +181,7 @@ struct BesideSteps {
     constexpr int dv_steps = (B::kDirect ? kGroup * U::kCon : B::kTileQ) / U::kApplyStep * B::kOutV;
     // Copies pass among the first product's where there is one of them.
     constexpr bool kSpreads = B::kCon == kGroup;
-    if (!kSpreads) issue(copies, 0, 1);
+    if (!kSpreads) issue_kept(copies, 0, 1);
     TSRI_NO_UNROLL // unrolled, the groups' loads move together and registers run out
     for (int group = 0; group < B::kCon / kGroup; ++group) {
       Scores s, dp;
@@ -189,14 +198,14 @@ struct BesideSteps {
       // Zeros beyond the last query have p = 1, which makes NaN of what is not finite.
       const bool edge = tile_class == TSRI_TILE_EDGE || j0 < 0 || last < row + kGroup * U::kCon;
       if (tile_class == TSRI_TILE_SKIP) {
-        if (kSpreads) issue(copies, 0, 1);
+        if (kSpreads) issue_kept(copies, 0, 1);
         clear<U>(s);
         clear<U>(dp);
       } else {
         load_numbers(lse, stats, row);
         constexpr int s_steps = B::TileQ::kColumns / U::kStep * kGroup;
         const auto copy = [&](int step) {
-          if (kSpreads) issue(copies, step, s_steps);
+          if (kSpreads) issue_kept(copies, step, s_steps);
         };
         B::template multiply<B::TileQ::kColumns / U::kStep, typename B::TileK, typename B::TileQ>(s, B::kK, q_tile, row,
                                                                                                   copy);
@@ -292,7 +301,7 @@ struct BesideSteps {
     {
       Copies first = start_queries(args, shared, 0, begin * B::kTileQ,
                                    static_cast<int32_t>(shared.rule.sq) - begin * B::kTileQ);
-      issue(first, 0, 1);
+      issue_kept(first, 0, 1);
       copy_commit();
     }
     if (thread_index() == 0) {
