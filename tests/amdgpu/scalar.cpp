@@ -198,6 +198,11 @@ uint32_t first_low32(uint32_t x) { return x ? static_cast<uint32_t>(__builtin_ct
 uint32_t first_low64(uint64_t x) { return x ? static_cast<uint32_t>(__builtin_ctzll(x)) : 0xffffffffu; }
 uint32_t first_high32(uint32_t x) { return x ? static_cast<uint32_t>(__builtin_clz(x)) : 0xffffffffu; }
 uint32_t first_high64(uint64_t x) { return x ? static_cast<uint32_t>(__builtin_clzll(x)) : 0xffffffffu; }
+// Of the first bit that is not as the sign.
+uint32_t first_unlike32(uint32_t x) {
+  const uint32_t unlike = x >> 31 ? ~x : x;
+  return first_high32(unlike);
+}
 int32_t sign_byte(uint32_t x) { return static_cast<int8_t>(x); }
 int32_t sign_short(uint32_t x) { return static_cast<int16_t>(x); }
 uint32_t absolute(int32_t x) { return x < 0 ? 0u - static_cast<uint32_t>(x) : static_cast<uint32_t>(x); }
@@ -374,6 +379,7 @@ void add_arithmetic(Table &t) {
     both(t, name, Scalar<first_low32>::run, Scalar<first_low64>::run);
   t["s_flbit_i32_b32"] = t["s_clz_i32_u32"] = {Scalar<first_high32>::run, 0, 0};
   t["s_flbit_i32_b64"] = t["s_clz_i32_u64"] = {Scalar<first_high64>::run, 0, 0};
+  t["s_flbit_i32"] = t["s_cls_i32"] = {Scalar<first_unlike32>::run, 0, 0};
   t["s_sext_i32_i8"] = {Scalar<sign_byte>::run, 0, 0};
   t["s_sext_i32_i16"] = {Scalar<sign_short>::run, 0, 0};
   t["s_abs_i32"] = {Scalar<absolute>::run_scc, 0, 0};
