@@ -93,8 +93,8 @@ def faults_of(arch, row):
         ("sums of dQ: the last query is left out", main, "if (row + U::free_of(0) + down >= rows) continue;",
          "if (row + U::free_of(0) + down >= rows - 1) continue;"),
         ("dK and dV: the mask is off by one", main,
-         "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other));",
-         "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(U::slot(other)) + 1;"),
+         "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(slot);",
+         "const int32_t j = key0 + key_row() + f * U::kFree + U::free_of(slot) + 1;"),
         ("a tile goes beyond its shared memory", main, "kO = kWide ? kQ : kQ + kTiles * TileQ::kBytes;",
          "kO = kQ + kTiles * TileQ::kBytes + 4096;"),
     ]
