@@ -112,18 +112,19 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
   float sum = 0.0f;
   TSRI_NO_UNROLL
   for (int t0 = 0; t0 < TSRI_DELTA_KEYS; t0 += kTogether) {
+    const Call &now = fresh_arguments(call); // nor these across this one
     const int64_t t = (t0 + lane % kTogether) * (seen / TSRI_DELTA_KEYS);
     const int64_t j = t < band.prefix ? t : t - band.prefix + band.lo;
-    const int64_t at = tsri_kv_offset(&pages, p.k.stride, b, g, sequence.k.begin + j); // of a key for each lane
+    const int64_t at = tsri_kv_offset(&pages, now.p.k.stride, b, g, sequence.k.begin + j); // of a key for each lane
     float dot[kTogether] = {};
     TSRI_NO_UNROLL
-    for (int64_t c0 = 0; c0 < p.dim_qk; c0 += 64) {
+    for (int64_t c0 = 0; c0 < now.p.dim_qk; c0 += 64) {
       const int64_t c = c0 + lane * 2;
-      const uint32_t y = delta_pair(p.q, a.q, q, c, p.dim_qk);
+      const uint32_t y = delta_pair(now.p.q, now.a.q, q, c, now.p.dim_qk);
       uint32_t x[kTogether];
       TSRI_UNROLL
       for (int k = 0; k < kTogether; ++k)
-        x[k] = delta_pair(p.k, a.k, delta_shuffle<kWave>(at, k), c, p.dim_qk);
+        x[k] = delta_pair(now.p.k, now.a.k, delta_shuffle<kWave>(at, k), c, now.p.dim_qk);
       TSRI_UNROLL
       for (int k = 0; k < kTogether; ++k)
         dot[k] = multiply_add(delta_low(half, x[k]), delta_low(half, y),
@@ -131,7 +132,7 @@ TSRI_DEVICE DeltaPart delta_weights(const Call &call, const tsri_sequence &seque
     }
     TSRI_UNROLL
     for (int k = 0; k < kTogether; ++k) {
-      const float w = exp2_of((sum_of_32(dot[k]) * p.scale - lse) * static_cast<float>(TSRI_LOG2E));
+      const float w = exp2_of((sum_of_32(dot[k]) * now.p.scale - lse) * static_cast<float>(TSRI_LOG2E));
       sum += w * w * (t0 + k == 0 ? 1.0f : share);
     }
   }
