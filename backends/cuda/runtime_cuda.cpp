@@ -16,12 +16,12 @@ namespace tessera {
 namespace cuda {
 namespace {
 
-// Text of a failure; also takes it from the runtime, where the next call would find it again.
-bool fail(const char *what, cudaError_t error, tsr_reason *why) {
+// Text and status of a failure; also takes it from the runtime, where the next call would find it again.
+tsr_status fail(const char *what, cudaError_t error, tsr_reason *why) {
   cudaGetLastError();
   snprintf(why->text, sizeof why->text, "%s: %s (%s)", what, cudaGetErrorString(error),
            cudaGetErrorName(error));
-  return false;
+  return error == cudaErrorMemoryAllocation ? TSR_STATUS_OUT_OF_MEMORY : TSR_STATUS_DEVICE_ERROR;
 }
 
 // Makes a device the thread's current one for a while.
@@ -35,7 +35,7 @@ class Current {
     if (error_ == cudaSuccess) before_ = before;
   }
   ~Current() {
-    if (before_ >= 0) cudaSetDevice(before_);
+    if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
   }
   Current(const Current &) = delete;
   Current &operator=(const Current &) = delete;
@@ -79,13 +79,17 @@ bool runtime_probe(int32_t *devices, tsr_reason *why) {
     snprintf(why->text, sizeof why->text, "the CUDA driver finds no device");
     return false;
   }
-  return fail("devices cannot be counted", error, why);
+  fail("devices cannot be counted", error, why);
+  return false;
 }
 
 bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   cudaDeviceProp own;
   const cudaError_t error = cudaGetDeviceProperties(&own, device);
-  if (error != cudaSuccess) return fail("properties of the device", error, why);
+  if (error != cudaSuccess) {
+    fail("properties of the device", error, why);
+    return false;
+  }
   memset(facts, 0, sizeof *facts);
   snprintf(facts->name, sizeof facts->name, "%s", own.name);
   facts->arch = own.major * 10 + own.minor;
@@ -102,7 +106,7 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   return true;
 }
 
-bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
+tsr_status runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
   const Current current(device);
   if (current.error() != cudaSuccess) return fail("device", current.error(), why);
   // Asking for the function's facts brings its code to the device, which no run then has to.
@@ -112,7 +116,7 @@ bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes
   error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return fail("the kernel's shared memory", error, why);
-  return true;
+  return TSR_STATUS_SUCCESS;
 }
 
 bool runtime_starts_early(int32_t device, const void *function) {
@@ -126,7 +130,7 @@ bool runtime_starts_early(int32_t device, const void *function) {
   return found && driver >= 12030 && attributes.ptxVersion >= 90 && attributes.binaryVersion >= 90;
 }
 
-bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
+tsr_status runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   const Current current(device);
   if (current.error() != cudaSuccess) return fail("device", current.error(), why);
   // The runtime copies the argument and does not write to it.
@@ -144,10 +148,10 @@ bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
     config.numAttrs = 1;
   }
   const cudaError_t error = cudaLaunchKernelExC(&config, launch.function, arguments);
-  return error == cudaSuccess || fail("launch", error, why);
+  return error == cudaSuccess ? TSR_STATUS_SUCCESS : fail("launch", error, why);
 }
 
-bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+tsr_status runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
   static_assert(sizeof(gpu::TensorMap) == sizeof(CUtensorMap), "the driver's own size");
   // Found once; asking again in another thread finds the same.
   static std::atomic<void *> found{nullptr};
@@ -159,7 +163,7 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
     if (error != cudaSuccess) return fail("cuTensorMapEncodeTiled", error, why);
     if (!function) {
       snprintf(why->text, sizeof why->text, "the driver has no cuTensorMapEncodeTiled");
-      return false;
+      return TSR_STATUS_DEVICE_ERROR;
     }
     found = function;
   }
@@ -187,11 +191,11 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
     if (error == cudaSuccess) error = cudaSetDevice(box.device);
     if (error != cudaSuccess) return fail("device", error, why);
     result = make();
-    if (before != box.device) cudaSetDevice(before);
+    if (before != box.device && cudaSetDevice(before) != cudaSuccess) cudaGetLastError();
   }
-  if (result == CUDA_SUCCESS) return true;
+  if (result == CUDA_SUCCESS) return TSR_STATUS_SUCCESS;
   snprintf(why->text, sizeof why->text, "cuTensorMapEncodeTiled: error %d", static_cast<int>(result));
-  return false;
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? TSR_STATUS_OUT_OF_MEMORY : TSR_STATUS_DEVICE_ERROR;
 }
 
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,
@@ -214,33 +218,41 @@ tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **b
     snprintf(why->text, sizeof why->text, "the device has no %zu bytes for this run", bytes);
     return TSR_STATUS_OUT_OF_MEMORY;
   }
-  fail("allocating memory", error, why);
-  return TSR_STATUS_DEVICE_ERROR;
+  return fail("allocating memory", error, why);
 }
 
 void runtime_release(int32_t device, void *block, void *stream) {
   const Current current(device);
-  if (cudaFreeAsync(block, static_cast<cudaStream_t>(stream)) != cudaSuccess) cudaGetLastError();
+  const cudaError_t error = cudaFreeAsync(block, static_cast<cudaStream_t>(stream));
+  if (current.error() != cudaSuccess || error != cudaSuccess) cudaGetLastError();
 }
 
-Memory runtime_where(const void *pointer, int32_t *owner) {
+tsr_status runtime_where(const void *pointer, Memory *where, int32_t *owner, tsr_reason *why) {
   cudaPointerAttributes attributes;
   *owner = -1;
-  if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+  *where = Memory::kUnknown;
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, pointer);
+  if (error == cudaErrorInvalidValue || error == cudaErrorInvalidDevice) { // nobody's
     cudaGetLastError();
-    return Memory::kUnknown;
+    return TSR_STATUS_SUCCESS;
   }
+  // A device that a kernel has brought down answers everything so.
+  if (error != cudaSuccess) return fail("looking up a pointer", error, why);
   *owner = attributes.device;
   switch (attributes.type) {
     case cudaMemoryTypeDevice:
-      return Memory::kDevice;
+      *where = Memory::kDevice;
+      break;
     case cudaMemoryTypeManaged:
-      return Memory::kManaged;
+      *where = Memory::kManaged;
+      break;
     case cudaMemoryTypeHost:
-      return Memory::kHost;
+      *where = Memory::kHost;
+      break;
     default:
-      return Memory::kUnknown;
+      break;
   }
+  return TSR_STATUS_SUCCESS;
 }
 
 void runtime_version(char *text, size_t capacity) {

@@ -18,10 +18,10 @@ namespace {
 
 constexpr int kWave = 32;
 
-bool fail(const std::atomic<int32_t> &asked, const char *what, tsr_reason *why) {
-  if (!asked) return false;
-  snprintf(why->text, sizeof why->text, "%s: a failure that was asked for", what);
-  return true;
+tsr_status failed(const std::atomic<int32_t> &asked, const char *what, tsr_reason *why) {
+  const int32_t status = asked;
+  if (status != TSR_STATUS_SUCCESS) snprintf(why->text, sizeof why->text, "%s: a failure that was asked for", what);
+  return static_cast<tsr_status>(status);
 }
 
 } // namespace
@@ -62,11 +62,11 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   return true;
 }
 
-bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
+tsr_status runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
   (void)device;
   (void)function;
   (void)shared_bytes;
-  return !fail(emulated_faults().fail_prepare, "the kernel's code", why);
+  return failed(emulated_faults().fail_prepare, "the kernel's code", why);
 }
 
 // Said so that such launches are made here too; work is done when the call before returns.
@@ -75,30 +75,33 @@ bool runtime_starts_early(int32_t device, const void *function) {
   return function != nullptr;
 }
 
-bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
+tsr_status runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   using Kernel = void (*)(const void *);
   (void)device;
-  if (fail(emulated_faults().fail_launch, "launch", why)) return false;
+  const tsr_status told = failed(emulated_faults().fail_launch, "launch", why);
+  if (told != TSR_STATUS_SUCCESS) return told;
   ++emulated_faults().launches;
   Kernel kernel;
   static_assert(sizeof kernel == sizeof launch.function, "a handle is the function's address");
   memcpy(&kernel, &launch.function, sizeof kernel);
   return gpu::emulate(kernel, launch.args, launch.blocks, launch.threads, kWave,
-                      launch.shared_bytes, why->text, sizeof why->text);
+                      launch.shared_bytes, why->text, sizeof why->text)
+             ? TSR_STATUS_SUCCESS
+             : TSR_STATUS_DEVICE_ERROR;
 }
 
-bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+tsr_status runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
   // What the driver refuses.
   for (int d = 0; d < 4; ++d)
     if (box.extent[d] < 1 || box.extent[d] > int64_t{1} << 32 ||
         (d > 0 && (box.stride[d] < 16 || box.stride[d] % 16 != 0 || box.stride[d] >= int64_t{1} << 40))) {
       snprintf(why->text, sizeof why->text, "a map of extent %lld and stride %lld bytes in dimension %d",
                static_cast<long long>(box.extent[d]), static_cast<long long>(box.stride[d]), d);
-      return false;
+      return TSR_STATUS_DEVICE_ERROR;
     }
   if (reinterpret_cast<uintptr_t>(box.base) % 16 != 0 || box.rows < 1 || box.rows > 256) {
     snprintf(why->text, sizeof why->text, "a map of boxes of %d rows at %p", static_cast<int>(box.rows), box.base);
-    return false;
+    return TSR_STATUS_DEVICE_ERROR;
   }
   gpu::EmulatedMap own;
   memset(map, 0, sizeof *map);
@@ -109,7 +112,7 @@ bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *w
   own.stride_bytes[0] = own.element_bytes;
   own.rows = box.rows;
   memcpy(map, &own, sizeof own);
-  return true;
+  return TSR_STATUS_SUCCESS;
 }
 
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block,
@@ -120,7 +123,7 @@ tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **b
     snprintf(why->text, sizeof why->text, "the stream is being captured");
     return TSR_STATUS_INVALID_ARGUMENT;
   }
-  *block = fail(emulated_faults().fail_allocate, "memory", why)
+  *block = emulated_faults().fail_allocate
                ? nullptr
                : aligned_alloc(TSRI_WORKSPACE_ALIGNMENT,
                                static_cast<size_t>(tsri_workspace_round(static_cast<int64_t>(bytes))));
@@ -139,12 +142,12 @@ void runtime_release(int32_t device, void *block, void *stream) {
   free(block);
 }
 
-Memory runtime_where(const void *pointer, int32_t *owner) {
+tsr_status runtime_where(const void *pointer, Memory *where, int32_t *owner, tsr_reason *why) {
   const EmulatedFaults &faults = emulated_faults();
-  *owner = 0;
-  if (pointer != faults.elsewhere) return Memory::kDevice;
-  *owner = faults.owner;
-  return faults.place;
+  const bool elsewhere = pointer == faults.elsewhere;
+  *owner = elsewhere ? faults.owner.load() : 0;
+  *where = elsewhere ? faults.place.load() : Memory::kDevice;
+  return failed(faults.fail_where, "looking up a pointer", why);
 }
 
 void runtime_version(char *text, size_t capacity) { snprintf(text, capacity, "emulated"); }

@@ -14,9 +14,10 @@ namespace tessera {
 namespace cuda {
 
 struct EmulatedFaults {
-  std::atomic<int32_t> fail_prepare{0};  // 1: the next calls fail
+  std::atomic<int32_t> fail_prepare{0};  // not 0: the next calls fail with this status
   std::atomic<int32_t> fail_launch{0};
-  std::atomic<int32_t> fail_allocate{0};
+  std::atomic<int32_t> fail_where{0};
+  std::atomic<int32_t> fail_allocate{0}; // 1: they fail
   std::atomic<int32_t> capturing{0};     // 1: every stream is being captured
   std::atomic<const void *> elsewhere{nullptr}; // this address is reported as `place` of `owner`
   std::atomic<Memory> place{Memory::kHost};

@@ -12,7 +12,6 @@
 
 #include "backends/hip/objects.h"
 #include "common/gpu/host/kernels.h"
-#include "common/gpu/host/merge.h"
 #include "common/gpu/host/runtime.h"
 
 namespace tessera {
@@ -45,7 +44,6 @@ struct PointerAttributes {
   CALL(launch, hipModuleLaunchKernel,                                                             \
        (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, \
         void **))                                                                                 \
-  CALL(fill, hipMemsetAsync, (void *, int, size_t, void *))                                       \
   CALL(allocate, hipMallocAsync, (void **, size_t, void *))                                       \
   CALL(release, hipFreeAsync, (void *, void *))                                                   \
   CALL(is_capturing, hipStreamIsCapturing, (void *, int *))                                       \
@@ -73,8 +71,10 @@ constexpr struct {
 
 // Numbers of hipError_t, hipDeviceAttribute_t and of launch parameters.
 enum {
+  kInvalidValue = 1,
   kOutOfMemory = 2,
   kNoDevice = 100,
+  kInvalidDevice = 101,
   kCaptureImplicit = 906,
   kAttributeClock = 5,
   kAttributeL2 = 19,
@@ -91,10 +91,10 @@ Api api;
 bool opened;
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of opening, and of loading code
 
-bool fail(const char *what, int error, tsr_reason *why) {
+tsr_status fail(const char *what, int error, tsr_reason *why) {
   api.last_error(); // takes it from the runtime, where the next call would find it again
   snprintf(why->text, sizeof why->text, "%s: %s (%s)", what, api.error_text(error), api.error_name(error));
-  return false;
+  return error == kOutOfMemory ? TSR_STATUS_OUT_OF_MEMORY : TSR_STATUS_DEVICE_ERROR;
 }
 
 // The library and its entry points, once.
@@ -120,8 +120,14 @@ bool open_library(tsr_reason *why) {
   void *properties = dlsym(library, "hipGetDevicePropertiesR0600");
   if (!properties) properties = dlsym(library, "hipGetDeviceProperties");
   memcpy(&api.properties, &properties, sizeof properties);
-  if (!api.properties || api.runtime_version(&api.version) != 0) {
-    snprintf(why->text, sizeof why->text, "the HIP runtime tells neither properties nor its version");
+  if (!api.properties) {
+    snprintf(why->text, sizeof why->text, "the HIP runtime has no hipGetDeviceProperties");
+    dlclose(library);
+    return false;
+  }
+  const int error = api.runtime_version(&api.version);
+  if (error != 0) {
+    fail("the HIP runtime's version", error, why);
     dlclose(library);
     return false;
   }
@@ -140,7 +146,7 @@ class Current {
     if (error_ == 0) before_ = before;
   }
   ~Current() {
-    if (before_ >= 0) api.set_current(before_);
+    if (before_ >= 0 && api.set_current(before_) != 0) api.last_error();
   }
   Current(const Current &) = delete;
   Current &operator=(const Current &) = delete;
@@ -161,18 +167,16 @@ double attribute(int32_t device, int which) {
 
 // The device's architecture is told only as a text in the properties, a structure that every release has laid
 // out anew: it is the one text behind the device's name that begins with "gfx" and a number.
-int32_t find_arch(int32_t device) {
+tsr_status find_arch(int32_t device, int32_t *arch, tsr_reason *why) {
   constexpr size_t kSize = 16384, kName = 256;
   char properties[kSize];
   memset(properties, 0, sizeof properties);
-  if (api.properties(properties, device) != 0) {
-    api.last_error();
-    return 0;
-  }
-  for (size_t i = kName; i + 16 < kSize; ++i)
-    if (memcmp(properties + i, "gfx", 3) == 0 && arch_of(properties + i) != 0)
-      return arch_of(properties + i);
-  return 0;
+  *arch = 0;
+  const int error = api.properties(properties, device);
+  if (error != 0) return fail("properties of the device", error, why);
+  for (size_t i = kName; i + 16 < kSize && *arch == 0; ++i)
+    if (memcmp(properties + i, "gfx", 3) == 0) *arch = arch_of(properties + i);
+  return TSR_STATUS_SUCCESS;
 }
 
 void *loaded_handle(const Function &function, int32_t device) {
@@ -190,53 +194,67 @@ struct Module {
 };
 Module *modules;
 
-// With the lock held and the device current.
-bool load_module(const CodeObject &object, int32_t device, void **handle, tsr_reason *why) {
+tsr_status no_memory(tsr_reason *why) {
+  snprintf(why->text, sizeof why->text, "no memory for handles of the kernel's code");
+  return TSR_STATUS_OUT_OF_MEMORY;
+}
+
+// With the lock held and the device current. The entry comes first: code without one would be loaded again, and
+// stay on the device for nothing.
+tsr_status load_module(const CodeObject &object, int32_t device, void **handle, tsr_reason *why) {
   for (const Module *m = modules; m; m = m->next)
     if (m->object == &object && m->device == device) {
       *handle = m->handle;
-      return true;
+      return TSR_STATUS_SUCCESS;
     }
-  const int error = api.load(handle, object.begin);
-  if (error != 0) return fail("the kernel's code", error, why);
   Module *module = static_cast<Module *>(malloc(sizeof *module));
-  if (module) {
-    *module = Module{&object, device, *handle, modules};
-    modules = module;
+  if (!module) return no_memory(why);
+  const int error = api.load(handle, object.begin);
+  if (error != 0) {
+    free(module);
+    return fail("the kernel's code", error, why);
   }
-  return true;
+  *module = Module{&object, device, *handle, modules};
+  modules = module;
+  return TSR_STATUS_SUCCESS;
 }
 
-bool load_locked(const Function &function, int32_t device, void **handle, tsr_reason *why) {
+tsr_status load_locked(const Function &function, int32_t device, void **handle, tsr_reason *why) {
   void *module = nullptr;
+  int32_t arch;
   *handle = loaded_handle(function, device);
-  if (*handle) return true;
-  const int32_t arch = find_arch(device);
+  if (*handle) return TSR_STATUS_SUCCESS;
+  tsr_status status = find_arch(device, &arch, why);
+  if (status != TSR_STATUS_SUCCESS) return status;
   const CodeObject *object = find_object(arch, function.object);
   if (!object) {
     snprintf(why->text, sizeof why->text, "this build has no code for gfx%x", static_cast<unsigned>(arch));
-    return false;
+    return TSR_STATUS_DEVICE_ERROR;
   }
   const Current current(device);
   if (current.error() != 0) return fail("device", current.error(), why);
-  if (!load_module(*object, device, &module, why)) return false;
-  const int error = api.find(handle, module, function.symbol);
-  if (error != 0) return fail(function.symbol, error, why);
+  status = load_module(*object, device, &module, why);
+  if (status != TSR_STATUS_SUCCESS) return status;
   Loaded *entry = static_cast<Loaded *>(malloc(sizeof *entry));
-  if (!entry) return true; // found again the next time
+  if (!entry) return no_memory(why);
+  const int error = api.find(handle, module, function.symbol);
+  if (error != 0) {
+    free(entry);
+    return fail(function.symbol, error, why);
+  }
   *entry = Loaded{device, *handle, function.loaded.load(std::memory_order_relaxed)};
   function.loaded.store(entry, std::memory_order_release);
-  return true;
+  return TSR_STATUS_SUCCESS;
 }
 
-bool load_function(const void *opaque, int32_t device, void **handle, tsr_reason *why) {
+tsr_status load_function(const void *opaque, int32_t device, void **handle, tsr_reason *why) {
   const Function &function = *static_cast<const Function *>(opaque);
   *handle = loaded_handle(function, device);
-  if (*handle) return true;
+  if (*handle) return TSR_STATUS_SUCCESS;
   pthread_mutex_lock(&lock);
-  const bool ok = load_locked(function, device, handle, why);
+  const tsr_status status = load_locked(function, device, handle, why);
   pthread_mutex_unlock(&lock);
-  return ok;
+  return status;
 }
 
 // Transfers per clock of a device's kind of memory: HBM2e, HBM3, GDDR6.
@@ -255,7 +273,10 @@ bool runtime_probe(int32_t *devices, tsr_reason *why) {
   if (error == 0) error = api.count(&count);
   *devices = count;
   if (error == 0 && count > 0) return true;
-  if (error != 0 && error != kNoDevice) return fail("devices cannot be counted", error, why);
+  if (error != 0 && error != kNoDevice) {
+    fail("devices cannot be counted", error, why);
+    return false;
+  }
   api.last_error();
   snprintf(why->text, sizeof why->text, "the HIP runtime finds no device");
   return false;
@@ -266,9 +287,13 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   memset(facts, 0, sizeof *facts);
   int error = api.name(facts->name, static_cast<int>(sizeof facts->name), device);
   if (error == 0) error = api.memory(&bytes, device);
-  if (error != 0) return fail("properties of the device", error, why);
+  if (error != 0) {
+    fail("properties of the device", error, why);
+    return false;
+  }
   facts->name[sizeof facts->name - 1] = 0;
-  const int32_t arch = facts->arch = find_arch(device);
+  if (find_arch(device, &facts->arch, why) != TSR_STATUS_SUCCESS) return false;
+  const int32_t arch = facts->arch;
   const bool paired = arch >> 8 != 0x9; // a multiprocessor is two compute units
   facts->processors = static_cast<int32_t>(attribute(device, kAttributeUnits));
   facts->shared_per_block = 65536;
@@ -283,14 +308,10 @@ bool runtime_facts(int32_t device, DeviceFacts *facts, tsr_reason *why) {
   return true;
 }
 
-bool runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
+tsr_status runtime_prepare(int32_t device, const void *function, uint32_t shared_bytes, tsr_reason *why) {
   void *handle = nullptr;
   (void)shared_bytes; // no more than a block of any device may have
-  // A merge has no plan, and its code may not be loaded first while a stream is captured.
-  return load_function(function, device, &handle, why) &&
-         load_function(merge_entry.function, device, &handle, why) &&
-         load_function(merge_table_entry.function, device, &handle, why) &&
-         load_function(keep_mask_entry.function, device, &handle, why);
+  return load_function(function, device, &handle, why);
 }
 
 // Launches of a stream follow each other here.
@@ -300,9 +321,10 @@ bool runtime_starts_early(int32_t device, const void *function) {
   return false;
 }
 
-bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
+tsr_status runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   void *handle = nullptr;
-  if (!load_function(launch.function, device, &handle, why)) return false;
+  const tsr_status status = load_function(launch.function, device, &handle, why);
+  if (status != TSR_STATUS_SUCCESS) return status;
   const Current current(device);
   if (current.error() != 0) return fail("device", current.error(), why);
   size_t size = launch.args_size;
@@ -314,22 +336,15 @@ bool runtime_launch(int32_t device, const Launch &launch, tsr_reason *why) {
   const int error = api.launch(handle, static_cast<unsigned>(launch.blocks), 1, 1,
                                static_cast<unsigned>(launch.threads), 1, 1, launch.shared_bytes,
                                launch.stream, nullptr, parameters);
-  return error == 0 || fail("launch", error, why);
-}
-
-bool runtime_zero(int32_t device, void *block, size_t bytes, void *stream, tsr_reason *why) {
-  const Current current(device);
-  if (current.error() != 0) return fail("device", current.error(), why);
-  const int error = api.fill(block, 0, bytes, stream);
-  return error == 0 || fail("clearing memory", error, why);
+  return error == 0 ? TSR_STATUS_SUCCESS : fail("launch", error, why);
 }
 
 // Rows of the copy engine are other vendors': there is nothing to encode here.
-bool runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
+tsr_status runtime_tensor_map(const TensorBox &box, gpu::TensorMap *map, tsr_reason *why) {
   (void)box;
   (void)map;
   snprintf(why->text, sizeof why->text, "AMD's devices have no copy engine for tensors");
-  return false;
+  return TSR_STATUS_INTERNAL;
 }
 
 tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **block, tsr_reason *why) {
@@ -349,31 +364,37 @@ tsr_status runtime_allocate(int32_t device, size_t bytes, void *stream, void **b
     snprintf(why->text, sizeof why->text, "the device has no %zu bytes for this run", bytes);
     return TSR_STATUS_OUT_OF_MEMORY;
   }
-  fail("allocating memory", error, why);
-  return TSR_STATUS_DEVICE_ERROR;
+  return fail("allocating memory", error, why);
 }
 
 void runtime_release(int32_t device, void *block, void *stream) {
   const Current current(device);
-  if (api.release(block, stream) != 0) api.last_error();
+  const int error = api.release(block, stream);
+  if (current.error() != 0 || error != 0) api.last_error();
 }
 
-Memory runtime_where(const void *pointer, int32_t *owner) {
+tsr_status runtime_where(const void *pointer, Memory *where, int32_t *owner, tsr_reason *why) {
   PointerAttributes attributes;
   memset(&attributes, 0, sizeof attributes);
   *owner = -1;
-  if (api.where(&attributes, pointer) != 0) {
+  *where = Memory::kUnknown;
+  const int error = api.where(&attributes, pointer);
+  if (error == kInvalidValue || error == kInvalidDevice) { // nobody's
     api.last_error();
-    return Memory::kUnknown;
+    return TSR_STATUS_SUCCESS;
   }
+  // A device that a kernel has brought down answers everything so.
+  if (error != 0) return fail("looking up a pointer", error, why);
   *owner = attributes.device;
-  if (attributes.managed) return Memory::kManaged;
   // host, device, array, unified; from release 6 on: unregistered, host, device, managed.
   const int host = api.version >= kRelease6 ? 1 : 0;
-  if (attributes.type == host) return Memory::kHost;
-  if (attributes.type == host + 1) return Memory::kDevice;
-  if (attributes.type == host + 2 && host == 1) return Memory::kManaged;
-  return Memory::kUnknown;
+  if (attributes.managed || (attributes.type == host + 2 && host == 1))
+    *where = Memory::kManaged;
+  else if (attributes.type == host)
+    *where = Memory::kHost;
+  else if (attributes.type == host + 1)
+    *where = Memory::kDevice;
+  return TSR_STATUS_SUCCESS;
 }
 
 void runtime_version(char *text, size_t capacity) {

@@ -55,10 +55,11 @@ inline int64_t element_bytes(tsr_dtype dtype) {
 // Whether rows of `columns` elements of a tensor can be moved 16 bytes at a time: unit last stride and
 // every row begin a multiple of 16 bytes, for the pointer as promised by the layout's alignment.
 inline bool layout_is_vector(const tsr_layout &layout, int64_t columns) {
-  const int64_t size = element_bytes(layout.dtype);
+  // Elements of 16 bytes: strides of axes of length 1 may be too large to be counted in bytes.
+  const int64_t unit = 16 / element_bytes(layout.dtype);
   return layout.dtype != TSR_DTYPE_NONE && layout.alignment % 16 == 0 && layout.alignment > 0 &&
-         layout.stride[3] == 1 && columns * size % 16 == 0 && layout.stride[0] * size % 16 == 0 &&
-         layout.stride[1] * size % 16 == 0 && layout.stride[2] * size % 16 == 0;
+         layout.stride[3] == 1 && columns % unit == 0 && layout.stride[0] % unit == 0 &&
+         layout.stride[1] % unit == 0 && layout.stride[2] % unit == 0;
 }
 
 inline uint32_t vector_bits(const tsr_problem &p) {

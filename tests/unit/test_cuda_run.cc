@@ -223,7 +223,7 @@ Test(cuda_run, a_failed_launch_is_a_device_error) {
   Bench b;
   b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
   b.make_plan();
-  emulated_faults().fail_launch = 1;
+  emulated_faults().fail_launch = TSR_STATUS_DEVICE_ERROR;
   cr_expect_eq(b.run(), TSR_STATUS_DEVICE_ERROR);
   expect_text(b.why, "launch: a failure that was asked for");
   b.expect_untouched();
@@ -235,7 +235,7 @@ Test(cuda_run, a_failed_launch_is_a_device_error) {
 Test(cuda_run, plans_that_cannot_be_made) {
   Bench b;
   b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
-  emulated_faults().fail_prepare = 1;
+  emulated_faults().fail_prepare = TSR_STATUS_DEVICE_ERROR;
   cr_expect_eq(b.backend->plan_create(b.state, b.kernel, &b.problem, &b.plan, &b.why),
                TSR_STATUS_DEVICE_ERROR);
   expect_text(b.why, "the kernel's code");
@@ -301,7 +301,7 @@ Test(cuda_run, split_without_a_workspace) {
   b.expect_result(4000);
   cr_expect_eq(f.allocated.load(), 1);
   cr_expect_eq(f.released.load(), 1);
-  f.fail_launch = 1;
+  f.fail_launch = TSR_STATUS_DEVICE_ERROR;
   cr_expect_eq(b.run(), TSR_STATUS_DEVICE_ERROR);
   cr_expect_eq(f.released.load(), 2);
   f.fail_launch = 0;
@@ -387,7 +387,7 @@ Test(cuda_run, merges_that_fail) {
   f.fail_allocate = 1;
   cr_expect_eq(many.run(b), TSR_STATUS_OUT_OF_MEMORY);
   f.fail_allocate = 0;
-  f.fail_launch = 1;
+  f.fail_launch = TSR_STATUS_DEVICE_ERROR;
   cr_expect_eq(many.run(b), TSR_STATUS_DEVICE_ERROR);
   cr_expect_eq(many.out[0], -7.0f);
 }

@@ -23,10 +23,15 @@ namespace tessera {
 namespace TSRI_GPU_BACKEND {
 namespace {
 
+struct Device {
+  DeviceFacts told;   // as the runtime tells them, 0 for what it does not
+  DeviceFacts ranked; // what selection goes by
+};
+
 struct State {
   tsr_host host;
   int32_t devices;
-  DeviceFacts facts[1]; // `devices` of them
+  Device device[1]; // `devices` of them
 };
 
 // ------------------------------------------------------------------------------------- devices
@@ -41,7 +46,7 @@ void describe(const State &state, tsr_reason *detail) {
                                        static_cast<int>(state.devices),
                                        state.devices == 1 ? "" : "s"));
   for (int32_t i = 0; i < state.devices && used < size; ++i) {
-    const DeviceFacts &f = state.facts[i];
+    const DeviceFacts &f = state.device[i].told;
     char arch[16];
     device_arch_text(f.arch, arch, sizeof arch);
     used += static_cast<size_t>(snprintf(text + used, size - used, "%s %s (%s%s)", i ? "," : "",
@@ -49,10 +54,19 @@ void describe(const State &state, tsr_reason *detail) {
   }
 }
 
+// Figures that a driver or a virtual machine keeps to itself. Rows are ranked by them, so any of the right size will do;
+// without one no row would have a time, and none would be taken.
+DeviceFacts with_estimates(DeviceFacts facts) {
+  if (facts.processors < 1) facts.processors = 64;
+  if (!(facts.clock > 0)) facts.clock = 1.5e9;
+  if (!(facts.bandwidth > 0)) facts.bandwidth = 1e12;
+  return facts;
+}
+
 tsr_status probe(const tsr_host *host, void **out, tsr_reason *detail) {
   int32_t devices = 0;
   if (!runtime_probe(&devices, detail)) return TSR_STATUS_NOT_FOUND;
-  const size_t size = offsetof(State, facts) + static_cast<size_t>(devices) * sizeof(DeviceFacts);
+  const size_t size = offsetof(State, device) + static_cast<size_t>(devices) * sizeof(Device);
   State *state = static_cast<State *>(host->alloc(host->context, size, 64));
   if (!state) {
     snprintf(detail->text, sizeof detail->text, "no memory for the state (%zu bytes)", size);
@@ -60,11 +74,13 @@ tsr_status probe(const tsr_host *host, void **out, tsr_reason *detail) {
   }
   state->host = *host;
   state->devices = devices;
-  for (int32_t i = 0; i < devices; ++i)
-    if (!runtime_facts(i, &state->facts[i], detail)) {
+  for (int32_t i = 0; i < devices; ++i) {
+    if (!runtime_facts(i, &state->device[i].told, detail)) {
       host->free(host->context, state);
       return TSR_STATUS_DEVICE_ERROR;
     }
+    state->device[i].ranked = with_estimates(state->device[i].told);
+  }
   describe(*state, detail);
   *out = state;
   return TSR_STATUS_SUCCESS;
@@ -79,7 +95,7 @@ void close(void *opaque) {
 int32_t device_count(void *opaque) { return static_cast<const State *>(opaque)->devices; }
 
 tsr_status device_info(void *opaque, int32_t index, tsr_device_info *info, tsr_reason *reason) {
-  const DeviceFacts &f = static_cast<const State *>(opaque)->facts[index];
+  const DeviceFacts &f = static_cast<const State *>(opaque)->device[index].told;
   (void)reason;
   info->device.kind = TSRI_GPU_KIND;
   info->device.index = index;
@@ -110,10 +126,21 @@ tsr_status supports(void *opaque, int32_t kernel, const tsr_resolved *problem,
                     tsr_estimate *estimate, tsr_reason *reason) {
   const State *state = static_cast<const State *>(opaque);
   Choice choice;
-  if (!select_row(state->facts[problem->device.index], *row_at(kernel), *problem, &choice, reason))
+  if (!select_row(state->device[problem->device.index].ranked, *row_at(kernel), *problem, &choice, reason))
     return TSR_STATUS_NOT_SUPPORTED;
   *estimate = choice.estimate;
   return TSR_STATUS_SUCCESS;
+}
+
+// Here and not in a run: it may load code, and a stream capture does not allow that. A merge and a keep mask have no
+// plan, so theirs is loaded with the first one of any.
+tsr_status prepare(int32_t device, const Row &row, tsr_reason *reason) {
+  tsr_status status = TSR_STATUS_SUCCESS;
+  for (const Entry &entry : row.entry)
+    if (entry.function && status == TSR_STATUS_SUCCESS)
+      status = runtime_prepare(device, entry.function, entry.shared_bytes, reason);
+  if (status == TSR_STATUS_SUCCESS && row.family == Family::kBackward) status = backward_prepare(device, reason);
+  return status == TSR_STATUS_SUCCESS ? merge_prepare(device, reason) : status;
 }
 
 tsr_status plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem, void **out,
@@ -122,14 +149,10 @@ tsr_status plan_create(void *opaque, int32_t kernel, const tsr_resolved *problem
   const Row *row = row_at(kernel);
   const int32_t device = problem->device.index;
   Choice choice;
-  if (!select_row(state->facts[device], *row, *problem, &choice, reason))
+  if (!select_row(state->device[device].ranked, *row, *problem, &choice, reason))
     return TSR_STATUS_NOT_SUPPORTED;
-  // Here and not in a run: it may load code, and a stream capture does not allow that.
-  for (const Entry &entry : row->entry)
-    if (entry.function && !runtime_prepare(device, entry.function, entry.shared_bytes, reason))
-      return TSR_STATUS_DEVICE_ERROR;
-  if (row->family == Family::kBackward && !backward_prepare(device, reason))
-    return TSR_STATUS_DEVICE_ERROR;
+  const tsr_status prepared = prepare(device, *row, reason);
+  if (prepared != TSR_STATUS_SUCCESS) return prepared;
   Plan *plan = static_cast<Plan *>(state->host.alloc(state->host.context, sizeof *plan, 64));
   if (!plan) {
     snprintf(reason->text, sizeof reason->text, "no memory for a plan of %zu bytes", sizeof *plan);
@@ -159,8 +182,10 @@ void plan_destroy(void *opaque, void *plan) {
 tsr_status check_pointer(const char *name, const void *pointer, int32_t device,
                          tsr_reason *reason) {
   int32_t owner = -1;
+  Memory where = Memory::kUnknown;
   if (!pointer) return TSR_STATUS_SUCCESS;
-  const Memory where = runtime_where(pointer, &owner);
+  const tsr_status found = runtime_where(pointer, &where, &owner, reason);
+  if (found != TSR_STATUS_SUCCESS) return found;
   if (where == Memory::kManaged || (where == Memory::kDevice && owner == device))
     return TSR_STATUS_SUCCESS;
   if (where == Memory::kDevice)
@@ -216,10 +241,8 @@ tsr_status run(void *state, void *opaque, const tsr_args *args, tsr_reason *reas
     workspace = lent;
   }
   if (status != TSR_STATUS_SUCCESS) return status;
-  const bool done = plan.row->family == Family::kBackward
-                        ? backward_launch(plan, *args, workspace, reason)
-                        : launch_forward(plan, *args, workspace, reason);
-  if (!done) status = TSR_STATUS_DEVICE_ERROR;
+  status = plan.row->family == Family::kBackward ? backward_launch(plan, *args, workspace, reason)
+                                                 : launch_forward(plan, *args, workspace, reason);
   if (lent) runtime_release(plan.device, lent, args->stream);
   return status;
 }

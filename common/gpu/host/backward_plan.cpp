@@ -255,14 +255,20 @@ struct Steps {
   const Plan &plan;
   gpu::EngineBackwardArgs engine;
   tsr_reason *why;
+  tsr_status status; // of the last step
 
+  // True on success, so that steps follow each other with &&.
+  bool done(tsr_status of) {
+    status = of;
+    return of == TSR_STATUS_SUCCESS;
+  }
   // early: for functions that wait by themselves, and for those only.
   bool launch(const Entry &entry, int64_t blocks, bool by_engine = false, bool early = false) {
     const gpu::BackwardArgs &args = engine.backward;
     if (blocks == 0) return true;
-    return by_engine
-               ? launch_function(plan, entry, blocks, &engine, sizeof engine, args.call.a.stream, why, early)
-               : launch_function(plan, entry, blocks, &args, sizeof args, args.call.a.stream, why, early);
+    return done(by_engine
+                    ? launch_function(plan, entry, blocks, &engine, sizeof engine, args.call.a.stream, why, early)
+                    : launch_function(plan, entry, blocks, &args, sizeof args, args.call.a.stream, why, early));
   }
   bool launch_pass(int entry, const PassCut &pass) {
     engine.backward.tiles = pass.tiles;
@@ -288,26 +294,27 @@ struct Steps {
     const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
     const int64_t queries = packed_q ? p.total_q : p.seq_q, keys = packed_k ? p.total_k : p.seq_k;
     const int32_t box = plan.row->engine.box_q;
-    if (queries > 0 &&
-        (!map_tensor(plan.device, call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, p.batch, box, &engine.q, why) ||
-         !map_tensor(plan.device, call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, p.batch, box, &engine.dout,
-                     why)))
-      return false;
-    return keys == 0 ||
-           (map_tensor(plan.device, call.a.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, p.batch, box, &engine.k, why) &&
-            map_tensor(plan.device, call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, p.batch, box, &engine.v, why));
+    const auto map = [&](const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+                         int64_t heads, gpu::TensorMap *to) {
+      return done(map_tensor(plan.device, base, layout, packed, columns, rows, heads, p.batch, box, to, why));
+    };
+    return (queries == 0 || (map(call.a.q, p.q, packed_q, p.dim_qk, queries, p.heads_q, &engine.q) &&
+                             map(call.a.dout, p.dout, packed_q, p.dim_v, queries, p.heads_q, &engine.dout))) &&
+           (keys == 0 || (map(call.a.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, &engine.k) &&
+                          map(call.a.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, &engine.v)));
   }
 };
 
-bool convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why) {
+tsr_status convert(const Plan &plan, const gpu::Call &call, void *to, tsr_reason *why) {
   const BackwardCut &cut = plan.choice.cut.backward;
   gpu::BackwardConvertArgs args;
   memset(&args, 0, sizeof args);
   args.call = call;
   args.to = to;
   args.dtype = call.p.q.dtype;
-  return cut.row_blocks == 0 || launch_function(plan, backward_entries[kPassConvert], cut.row_blocks,
-                                                &args, sizeof args, call.a.stream, why);
+  if (cut.row_blocks == 0) return TSR_STATUS_SUCCESS;
+  return launch_function(plan, backward_entries[kPassConvert], cut.row_blocks, &args, sizeof args, call.a.stream,
+                         why);
 }
 
 } // namespace
@@ -392,10 +399,11 @@ int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardC
   return ws.used;
 }
 
-bool backward_prepare(int32_t device, tsr_reason *why) {
+tsr_status backward_prepare(int32_t device, tsr_reason *why) {
+  tsr_status status = TSR_STATUS_SUCCESS;
   for (const Entry &entry : backward_entries)
-    if (!runtime_prepare(device, entry.function, entry.shared_bytes, why)) return false;
-  return true;
+    if (status == TSR_STATUS_SUCCESS) status = runtime_prepare(device, entry.function, entry.shared_bytes, why);
+  return status;
 }
 
 bool backward_starts_early(int32_t device, const Row &row, const BackwardCut &cut) {
@@ -405,17 +413,17 @@ bool backward_starts_early(int32_t device, const Row &row, const BackwardCut &cu
          runtime_starts_early(device, backward_entries[kPassFinish].function);
 }
 
-bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
+tsr_status backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
   const BackwardCut &cut = plan.choice.cut.backward;
   const tsr_problem &p = plan.problem->p;
   tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
   const Shares shares = take(&ws, *plan.row, p, cut);
-  Steps steps = {plan, {}, why};
+  Steps steps = {plan, {}, why, TSR_STATUS_SUCCESS};
   gpu::BackwardArgs &own = steps.engine.backward;
   gpu::Call &call = own.call;
   fill_call(*plan.problem, args, &call);
   if (cut.converts) {
-    if (!convert(plan, call, shares.dout, why)) return false;
+    if (!steps.done(convert(plan, call, shares.dout, why))) return steps.status;
     call.p.dout = converted_dout(p);
     call.a.dout = shares.dout;
     call.vector = gpu::vector_bits(call.p);
@@ -457,14 +465,14 @@ bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, ts
     if (cut.ring)
       own.order.sums = gpu::SumOrder{shares.pieces, shares.counts, shares.counts + 1, shares.counts + 1 + cut.sets,
                                      cut.sets, cut.ring, cut.set_tiles};
-    if (!steps.map_tensors()) return false;
+    if (!steps.map_tensors()) return steps.status;
   }
-  return steps.launch_prepare(cut) &&
-         steps.launch_stats(cut) && steps.launch_keys(cut) &&
-         steps.launch(backward_entries[kPassFinish], cut.sums && !cut.ring ? cut.row_blocks : 0, false, plan.early) &&
-         steps.launch_pass(kEntryDq, cut.queries) &&
-         steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&
-         steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);
+  const bool ended =
+      steps.launch_prepare(cut) && steps.launch_stats(cut) && steps.launch_keys(cut) &&
+      steps.launch(backward_entries[kPassFinish], cut.sums && !cut.ring ? cut.row_blocks : 0, false, plan.early) &&
+      steps.launch_pass(kEntryDq, cut.queries) && steps.launch(plan.row->entry[kEntryBias], cut.bias_blocks) &&
+      steps.launch(backward_entries[kPassSink], p.dsink ? p.heads_q : 0);
+  return ended ? TSR_STATUS_SUCCESS : steps.status;
 }
 
 } // namespace TSRI_GPU_BACKEND

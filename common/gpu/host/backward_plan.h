@@ -40,8 +40,8 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
 // Bytes of workspace; INT64_MAX: too many.
 int64_t backward_workspace(const Row &row, const tsr_problem &p, const BackwardCut &cut);
 // Makes the device functions of the shared passes ready on a device.
-bool backward_prepare(int32_t device, tsr_reason *why);
-bool backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
+tsr_status backward_prepare(int32_t device, tsr_reason *why);
+tsr_status backward_launch(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
 
 } // namespace TSRI_GPU_BACKEND
 } // namespace tessera

@@ -77,15 +77,15 @@ int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut 
   return ws.used;
 }
 
-bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
-                     size_t args_size, void *stream, tsr_reason *why, bool early) {
+tsr_status launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
+                           size_t args_size, void *stream, tsr_reason *why, bool early) {
   const Launch launch = {entry.function, blocks,    entry.threads, entry.shared_bytes,
                          args,           args_size, stream,         early};
   return runtime_launch(plan.device, launch, why);
 }
 
-bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
-                  void *stream, tsr_reason *why) {
+tsr_status launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
+                        void *stream, tsr_reason *why) {
   return launch_function(plan, plan.row->entry[entry], blocks, args, args_size, stream, why);
 }
 
@@ -99,13 +99,14 @@ int32_t engine_box_k(const Row &row, const tsr_problem &p) {
   return static_cast<int32_t>(box);
 }
 
-bool map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
-                int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why) {
+tsr_status map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns,
+                      int64_t rows, int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map,
+                      tsr_reason *why) {
   TensorBox box = {base, layout.dtype, {columns, rows, heads, packed ? 1 : batch}, {0, 0, 0, 0}, box_rows, device};
   const int64_t bytes = gpu::element_bytes(layout.dtype);
   // Of nothing there is no map, and nobody asks for it.
   for (int d = 0; d < 4; ++d)
-    if (box.extent[d] == 0) return true;
+    if (box.extent[d] == 0) return TSR_STATUS_SUCCESS;
   // Of a dimension with one index the stride is never used, but has to be a legal one.
   for (int d = 1; d < 4; ++d) box.stride[d] = box.extent[d] > 1 ? bytes * layout.stride[3 - d] : 16;
   return runtime_tensor_map(box, map, why);
@@ -115,7 +116,7 @@ namespace {
 
 constexpr int32_t kEngineRowsOut = 16; // of O that are copied at a time: a warp's
 
-bool launch_engine(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
+tsr_status launch_engine(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
   const tsr_problem &p = plan.problem->p;
   const EngineShape &engine = plan.row->engine;
   const bool packed_q = p.arrays & TSR_ARRAY_CU_Q, packed_k = p.arrays & TSR_ARRAY_CU_K;
@@ -133,23 +134,25 @@ bool launch_engine(const Plan &plan, const tsr_args &args, void *workspace, tsr_
   // A page is what a batch is elsewhere.
   const int64_t keys = p.page_size ? p.page_size : packed_k ? p.total_k : p.seq_k;
   const int64_t keys_batch = p.page_size ? p.num_pages : p.batch;
-  if (!map_tensor(plan.device, args.q, p.q, packed_q, p.dim_qk, packed_q ? p.total_q : p.seq_q, p.heads_q, p.batch,
-                  engine.box_q, &e.q, why))
-    return false;
+  const auto map = [&](const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
+                       int64_t heads, int64_t batch, int32_t box, gpu::TensorMap *to) {
+    return map_tensor(plan.device, base, layout, packed, columns, rows, heads, batch, box, to, why);
+  };
+  const int64_t rows = packed_q ? p.total_q : p.seq_q;
+  tsr_status status = map(args.q, p.q, packed_q, p.dim_qk, rows, p.heads_q, p.batch, engine.box_q, &e.q);
   // Without keys no tile is ever asked for.
-  if (keys > 0 &&
-      (!map_tensor(plan.device, args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k, why) ||
-       !map_tensor(plan.device, args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v, why)))
-    return false;
+  if (status == TSR_STATUS_SUCCESS && keys > 0)
+    status = map(args.k, p.k, packed_k, p.dim_qk, keys, p.heads_kv, keys_batch, e.box_k, &e.k);
+  if (status == TSR_STATUS_SUCCESS && keys > 0)
+    status = map(args.v, p.v, packed_k, p.dim_v, keys, p.heads_kv, keys_batch, e.box_k, &e.v);
   // Narrow O as wide as Q's elements, in rows of whole 16 bytes, and with strides that the copy engine takes; rows
   // store what is not so themselves.
   e.copies_out = plan.row->dim_v <= 64 && p.o.dtype == p.q.dtype && (e.forward.call.vector & gpu::kVectorO) != 0;
   for (int d = 0; d < 3; ++d)
     if (p.o.stride[d] >= int64_t{1} << 39) e.copies_out = 0;
-  const int64_t rows = packed_q ? p.total_q : p.seq_q;
-  if (e.copies_out && !map_tensor(plan.device, args.o, p.o, packed_q, p.dim_v, rows, p.heads_q, p.batch, kEngineRowsOut,
-                                  &e.o, why))
-    return false;
+  if (status == TSR_STATUS_SUCCESS && e.copies_out)
+    status = map(args.o, p.o, packed_q, p.dim_v, rows, p.heads_q, p.batch, kEngineRowsOut, &e.o);
+  if (status != TSR_STATUS_SUCCESS) return status;
   const Entry &entry = plan.row->entry[kEntryMain];
   const Launch launch = {entry.function, plan.choice.cut.blocks, entry.threads, entry.shared_bytes,
                          &e,             sizeof e,               args.stream,   plan.early};
@@ -158,9 +161,9 @@ bool launch_engine(const Plan &plan, const tsr_args &args, void *workspace, tsr_
 
 } // namespace
 
-bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
+tsr_status launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why) {
   const Cut &cut = plan.choice.cut;
-  if (cut.blocks == 0) return true; // no row, and nothing else to write
+  if (cut.blocks == 0) return TSR_STATUS_SUCCESS; // no row, and nothing else to write
   if (plan.row->family == Family::kSplit) {
     tsri_workspace ws = {static_cast<unsigned char *>(workspace), 0};
     const SplitMemory memory = take_split(&ws, *plan.row, plan.problem->p, cut);

@@ -31,10 +31,10 @@ void fill_call(const tsr_resolved &problem, const tsr_args &args, gpu::Call *cal
 int64_t launch_workspace(const Row &row, const tsr_resolved &problem, const Cut &cut);
 
 // Launches a function, and one entry of a row.
-bool launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
-                     size_t args_size, void *stream, tsr_reason *why, bool early = false);
-bool launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
-                  void *stream, tsr_reason *why);
+tsr_status launch_function(const Plan &plan, const Entry &entry, int64_t blocks, const void *args,
+                           size_t args_size, void *stream, tsr_reason *why, bool early = false);
+tsr_status launch_entry(const Plan &plan, int entry, int64_t blocks, const void *args, size_t args_size,
+                        void *stream, tsr_reason *why);
 
 // Rows of keys of a box of the copy engine: the tile, or with pages as many as divide a page and the tile; a multiple
 // of kLeastBox if the page is.
@@ -42,11 +42,12 @@ constexpr int32_t kLeastBox = 8;
 int32_t engine_box_k(const Row &row, const tsr_problem &p);
 
 // Where the copy engine finds a tensor, in boxes of box_rows rows. packed: rows of all sequences in one.
-bool map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns, int64_t rows,
-                int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map, tsr_reason *why);
+tsr_status map_tensor(int32_t device, const void *base, const tsr_layout &layout, bool packed, int64_t columns,
+                      int64_t rows, int64_t heads, int64_t batch, int32_t box_rows, gpu::TensorMap *map,
+                      tsr_reason *why);
 
 // Runs a forward or split row; workspace is there.
-bool launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
+tsr_status launch_forward(const Plan &plan, const tsr_args &args, void *workspace, tsr_reason *why);
 
 } // namespace TSRI_GPU_BACKEND
 } // namespace tessera

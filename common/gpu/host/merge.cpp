@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <atomic>
+
 #include "common/dropout.h"
 #include "common/gpu/host/runtime.h"
 #include "common/gpu/merge_arguments.hpp"
@@ -31,7 +33,7 @@ tsr_status launch(int32_t device, const Entry &entry, int64_t blocks, const Args
                   void *stream, tsr_reason *why) {
   const Launch l = {entry.function, blocks, entry.threads, entry.shared_bytes,
                     &args,          sizeof args, stream};
-  return runtime_launch(device, l, why) ? TSR_STATUS_SUCCESS : TSR_STATUS_DEVICE_ERROR;
+  return runtime_launch(device, l, why);
 }
 
 tsr_status fill_table(int32_t device, const void *const *pointers, int64_t count,
@@ -50,6 +52,20 @@ tsr_status fill_table(int32_t device, const void *const *pointers, int64_t count
 }
 
 } // namespace
+
+// Every plan asks for it, so what is ready is remembered, of the first 64 devices.
+tsr_status merge_prepare(int32_t device, tsr_reason *why) {
+  static std::atomic<uint64_t> ready{0};
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (ready.load(std::memory_order_relaxed) & bit) return TSR_STATUS_SUCCESS;
+  const Entry *const entries[] = {&merge_entry, &merge_table_entry, &keep_mask_entry};
+  for (const Entry *entry : entries) {
+    const tsr_status status = runtime_prepare(device, entry->function, entry->shared_bytes, why);
+    if (status != TSR_STATUS_SUCCESS) return status;
+  }
+  ready.fetch_or(bit, std::memory_order_relaxed);
+  return TSR_STATUS_SUCCESS;
+}
 
 tsr_status merge_launch(int32_t device, const tsr_merge_problem &problem,
                         const void *const *o_parts, const float *const *lse_parts, void *o,
