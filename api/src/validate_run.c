@@ -48,7 +48,14 @@ tsr_status tsri_validate_pointer(const char *name, const void *pointer, int want
   return TSR_STATUS_SUCCESS;
 }
 
-static tsr_status check_tensors(const tsr_problem *p, const tsr_args *args, run_memory *memory) {
+/* Memory that is not there has no address: what a caller gives for it may lie behind the end of a block, in nobody's
+ * memory, and backends that look pointers up would refuse it. */
+static void forget_pointer(tsr_args *args, size_t offset) {
+  const void *none = NULL;
+  memcpy((char *)args + offset, &none, sizeof none);
+}
+
+static tsr_status check_tensors(const tsr_problem *p, tsr_args *args, run_memory *memory) {
   for (int i = 0; i < TSRI_TENSORS; ++i) {
     const tsri_tensor *t = &tsri_tensors[i];
     const tsr_layout *layout = tsri_tensor_layout_const(p, t);
@@ -69,13 +76,15 @@ static tsr_status check_tensors(const tsr_problem *p, const tsr_args *args, run_
     if (bytes) {
       add_memory(memory, t->name, role,
                  tsri_region_of(pointer, dim, layout->stride, layout->dtype));
+    } else {
+      forget_pointer(args, t->pointer);
     }
   }
   return TSR_STATUS_SUCCESS;
 }
 
 /* One-dimensional arrays, and the page table as one. */
-static tsr_status check_vectors(const tsr_problem *p, const tsr_args *a, run_memory *memory) {
+static tsr_status check_vectors(const tsr_problem *p, tsr_args *a, run_memory *memory) {
   const int backward = p->passes == TSR_PASS_BACKWARD;
   const int64_t index = tsri_dtype_bytes(p->index_dtype);
   const int64_t slopes = p->alibi == TSR_ALIBI_PER_BATCH_HEAD ? p->batch * p->heads_q : p->heads_q;
@@ -83,32 +92,36 @@ static tsr_status check_vectors(const tsr_problem *p, const tsr_args *a, run_mem
       p->batch && p->max_pages ? (p->batch - 1) * p->page_table_stride + p->max_pages : 0;
   const struct {
     const char *name;
-    const void *pointer;
+    size_t pointer; /* offset in tsr_args */
     int wanted;
     int64_t count, size;
   } rows[] = {
-      {"alibi", a->alibi, p->alibi != TSR_ALIBI_NONE, slopes, 4},
-      {"sink", a->sink, p->sink != 0, p->heads_q, 4},
-      {"cu_q", a->cu_q, p->arrays & TSR_ARRAY_CU_Q, p->batch + 1, index},
-      {"cu_k", a->cu_k, p->arrays & TSR_ARRAY_CU_K, p->batch + 1, index},
-      {"used_q", a->used_q, p->arrays & TSR_ARRAY_USED_Q, p->batch, index},
-      {"used_k", a->used_k, p->arrays & TSR_ARRAY_USED_K, p->batch, index},
-      {"left_pad_q", a->left_pad_q, p->arrays & TSR_ARRAY_LEFT_PAD_Q, p->batch, index},
-      {"left_pad_k", a->left_pad_k, p->arrays & TSR_ARRAY_LEFT_PAD_K, p->batch, index},
-      {"prefix", a->prefix, p->arrays & TSR_ARRAY_PREFIX, p->batch, index},
-      {"diagonal", a->diagonal, p->arrays & TSR_ARRAY_DIAGONAL, p->batch, index},
-      {"page_table", a->page_table, p->page_size != 0, table, index},
-      {"rng_state", a->rng_state, a->rng_state && p->dropout > 0, 2, 8},
-      {"dsink", a->dsink, backward && p->dsink, p->heads_q, 4},
+      {"alibi", offsetof(tsr_args, alibi), p->alibi != TSR_ALIBI_NONE, slopes, 4},
+      {"sink", offsetof(tsr_args, sink), p->sink != 0, p->heads_q, 4},
+      {"cu_q", offsetof(tsr_args, cu_q), p->arrays & TSR_ARRAY_CU_Q, p->batch + 1, index},
+      {"cu_k", offsetof(tsr_args, cu_k), p->arrays & TSR_ARRAY_CU_K, p->batch + 1, index},
+      {"used_q", offsetof(tsr_args, used_q), p->arrays & TSR_ARRAY_USED_Q, p->batch, index},
+      {"used_k", offsetof(tsr_args, used_k), p->arrays & TSR_ARRAY_USED_K, p->batch, index},
+      {"left_pad_q", offsetof(tsr_args, left_pad_q), p->arrays & TSR_ARRAY_LEFT_PAD_Q, p->batch, index},
+      {"left_pad_k", offsetof(tsr_args, left_pad_k), p->arrays & TSR_ARRAY_LEFT_PAD_K, p->batch, index},
+      {"prefix", offsetof(tsr_args, prefix), p->arrays & TSR_ARRAY_PREFIX, p->batch, index},
+      {"diagonal", offsetof(tsr_args, diagonal), p->arrays & TSR_ARRAY_DIAGONAL, p->batch, index},
+      {"page_table", offsetof(tsr_args, page_table), p->page_size != 0, table, index},
+      {"rng_state", offsetof(tsr_args, rng_state), a->rng_state && p->dropout > 0, 2, 8},
+      {"dsink", offsetof(tsr_args, dsink), backward && p->dsink, p->heads_q, 4},
   };
   const int last = (int)(sizeof rows / sizeof rows[0]) - 1; /* dsink, the only output */
   for (int i = 0; i <= last; ++i) {
     const int64_t bytes = rows[i].wanted ? rows[i].count * rows[i].size : 0;
+    const void *pointer = pointer_at(a, rows[i].pointer);
     TSRI_FORWARD(
-        tsri_validate_pointer(rows[i].name, rows[i].pointer, rows[i].wanted, bytes, rows[i].size));
-    if (!bytes) continue;
-    tsri_region region = tsri_region_flat(rows[i].pointer, bytes);
-    if (rows[i].pointer == a->page_table && p->page_size) {
+        tsri_validate_pointer(rows[i].name, pointer, rows[i].wanted, bytes, rows[i].size));
+    if (!bytes) {
+      forget_pointer(a, rows[i].pointer);
+      continue;
+    }
+    tsri_region region = tsri_region_flat(pointer, bytes);
+    if (rows[i].pointer == offsetof(tsr_args, page_table)) {
       const int64_t dim[4] = {p->batch, 1, 1, p->max_pages}; /* without the gaps between its rows */
       const int64_t stride[4] = {p->page_table_stride, 0, 0, 1};
       region = tsri_region_of(a->page_table, dim, stride, p->index_dtype);

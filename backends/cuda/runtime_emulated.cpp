@@ -66,6 +66,7 @@ tsr_status runtime_prepare(int32_t device, const void *function, uint32_t shared
   (void)device;
   (void)function;
   (void)shared_bytes;
+  ++emulated_faults().prepared;
   return failed(emulated_faults().fail_prepare, "the kernel's code", why);
 }
 

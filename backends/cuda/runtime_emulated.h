@@ -22,7 +22,7 @@ struct EmulatedFaults {
   std::atomic<const void *> elsewhere{nullptr}; // this address is reported as `place` of `owner`
   std::atomic<Memory> place{Memory::kHost};
   std::atomic<int32_t> owner{0};
-  std::atomic<int64_t> launches{0}, allocated{0}, released{0};
+  std::atomic<int64_t> prepared{0}, launches{0}, allocated{0}, released{0};
 };
 
 EmulatedFaults &emulated_faults();

@@ -124,6 +124,37 @@ struct Bench {
   }
 };
 
+// Parts of one row each, all of LSE 0 and value t: the result is their mean and ln(parts).
+struct Parts {
+  std::vector<float> values, zeros;
+  std::vector<const void *> o;
+  std::vector<const float *> lse;
+  tsr_merge_problem problem = TSR_MERGE_PROBLEM_INIT;
+  float out[3] = {-7, -7, -7}, out_lse[2] = {-7, -7};
+
+  explicit Parts(int64_t parts) : values(static_cast<size_t>(2 * parts)), zeros(values.size()) {
+    for (size_t t = 0; t < static_cast<size_t>(parts); ++t) {
+      values[2 * t] = static_cast<float>(t), values[2 * t + 1] = 1.0f;
+      o.push_back(&values[2 * t]);
+      lse.push_back(&zeros[2 * t]);
+    }
+    problem.parts = parts;
+    problem.batch = problem.heads = problem.seq = 1;
+    problem.dim_v = 2;
+    tsr_layout row = {};
+    row.dtype = TSR_DTYPE_F32;
+    row.order = TSR_ORDER_STRIDED;
+    row.stride[3] = 1;
+    row.alignment = 4;
+    problem.o_part = problem.lse_part = problem.o = problem.lse = row;
+  }
+  tsr_status run(Bench &b) {
+    std::memset(&b.why, 0, sizeof b.why);
+    return b.backend->merge(b.state, 0, &problem, o.data(), lse.data(), out, out_lse, nullptr,
+                            &b.why);
+  }
+};
+
 void expect_text(const tsr_reason &why, const char *text) {
   cr_expect(std::strstr(why.text, text) != nullptr, "no '%s' in '%s'", text, why.text);
 }
@@ -232,6 +263,47 @@ Test(cuda_run, a_failed_launch_is_a_device_error) {
   b.expect_result(7);
 }
 
+// Whoever finds that there is no memory, and whoever finds that the device is down.
+Test(cuda_run, statuses_of_the_runtime_are_told) {
+  Bench b;
+  EmulatedFaults &f = emulated_faults();
+  b.prepare("fwd_f16_d64_edge__sm90_192x128", 1, 1, 5, 7, 16);
+  for (const tsr_status status : {TSR_STATUS_OUT_OF_MEMORY, TSR_STATUS_DEVICE_ERROR}) {
+    f.fail_prepare = status;
+    cr_expect_eq(b.backend->plan_create(b.state, b.kernel, &b.problem, &b.plan, &b.why), status);
+    f.fail_prepare = 0;
+    cr_expect_null(b.plan);
+  }
+  b.make_plan();
+  for (const tsr_status status : {TSR_STATUS_OUT_OF_MEMORY, TSR_STATUS_DEVICE_ERROR}) {
+    Parts parts(3);
+    f.fail_launch = status;
+    cr_expect_eq(b.run(), status);
+    cr_expect_eq(parts.run(b), status);
+    f.fail_launch = 0;
+    f.fail_where = status;
+    cr_expect_eq(b.run(), status);
+    expect_text(b.why, "looking up a pointer: ");
+    cr_expect_eq(parts.run(b), status);
+    f.fail_where = 0;
+  }
+  b.expect_untouched();
+  cr_expect_eq(b.run(), TSR_STATUS_SUCCESS, "%s", b.why.text);
+  b.expect_result(7);
+}
+
+// A merge and a keep mask have no plan in which their code could be loaded before a stream is captured.
+Test(cuda_run, the_first_plan_prepares_merges) {
+  Bench b;
+  EmulatedFaults &f = emulated_faults();
+  b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
+  b.make_plan();
+  cr_expect_eq(f.prepared.load(), 1 + 3);
+  b.backend->plan_destroy(b.state, b.plan);
+  b.make_plan();
+  cr_expect_eq(f.prepared.load(), 2 + 3);
+}
+
 Test(cuda_run, plans_that_cannot_be_made) {
   Bench b;
   b.prepare("fwd_f16_d64_any__sm80_64", 1, 1, 5, 7);
@@ -316,37 +388,6 @@ Test(cuda_run, split_without_a_workspace) {
 }
 
 // ------------------------------------------------------------------------------------- merging
-
-// Parts of one row each, all of LSE 0 and value t: the result is their mean and ln(parts).
-struct Parts {
-  std::vector<float> values, zeros;
-  std::vector<const void *> o;
-  std::vector<const float *> lse;
-  tsr_merge_problem problem = TSR_MERGE_PROBLEM_INIT;
-  float out[3] = {-7, -7, -7}, out_lse[2] = {-7, -7};
-
-  explicit Parts(int64_t parts) : values(static_cast<size_t>(2 * parts)), zeros(values.size()) {
-    for (size_t t = 0; t < static_cast<size_t>(parts); ++t) {
-      values[2 * t] = static_cast<float>(t), values[2 * t + 1] = 1.0f;
-      o.push_back(&values[2 * t]);
-      lse.push_back(&zeros[2 * t]);
-    }
-    problem.parts = parts;
-    problem.batch = problem.heads = problem.seq = 1;
-    problem.dim_v = 2;
-    tsr_layout row = {};
-    row.dtype = TSR_DTYPE_F32;
-    row.order = TSR_ORDER_STRIDED;
-    row.stride[3] = 1;
-    row.alignment = 4;
-    problem.o_part = problem.lse_part = problem.o = problem.lse = row;
-  }
-  tsr_status run(Bench &b) {
-    std::memset(&b.why, 0, sizeof b.why);
-    return b.backend->merge(b.state, 0, &problem, o.data(), lse.data(), out, out_lse, nullptr,
-                            &b.why);
-  }
-};
 
 Test(cuda_run, merges_of_few_and_of_many_parts) {
   Bench b;

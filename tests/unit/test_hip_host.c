@@ -4,7 +4,8 @@
 // making a context, plans of both passes, runs with and without a workspace, merging, a keep mask. Whatever fails,
 // the status says whose memory or device it was and the message quotes the runtime; nothing is kept, neither memory
 // nor an error that the caller's next call would find; the thread's current device is what it was; and the same
-// calls succeed afterwards. Code that was loaded stays for ever, so that every failure has a process of its own. A
+// calls succeed afterwards. Also what no failure has to do with: pointers of anywhere, captures, and threads that all
+// come first. Code that was loaded stays for ever, so that every failure has a process of its own. A
 // plain program, so that threads can be watched too.
 #define _DEFAULT_SOURCE
 #include <dlfcn.h>
@@ -191,6 +192,113 @@ static void fail_one(int64_t n, int error, bool for_ever) {
   if (hip->misplaced) complain("%lld launches on another device", (long long)hip->misplaced);
 }
 
+/* Whether a call is refused with a message that has the text. */
+static void refused(const char *what, tsr_status status, const char *text) {
+  if (status != TSR_STATUS_INVALID_ARGUMENT || !strstr(tsr_last_message(), text))
+    complain("%s: no '%s' in %s: %s", what, text, tsr_status_string(status), tsr_last_message());
+}
+static void accepted(const char *what, tsr_status status) {
+  if (status != TSR_STATUS_SUCCESS) complain("%s: %s", what, tsr_last_message());
+}
+
+/* A plan of both passes, and what its runs need. */
+typedef struct bench {
+  tsr_context *context;
+  tsr_plan *plan;
+  tsr_device device;
+  memory m;
+  tsr_args forward;
+} bench;
+
+static void open_bench(bench *b, int64_t seq_k) {
+  tsr_problem p = problem_of();
+  const tsr_device device = {TSR_DEVICE_HIP, 1};
+  memset(b, 0, sizeof *b);
+  p.seq_k = seq_k;
+  b->device = device;
+  fill_memory(&b->m, 1);
+  b->forward = b->m.args;
+  b->forward.dout = NULL, b->forward.dq = b->forward.dk = b->forward.dv = NULL;
+  accepted("context", tsr_context_create(&b->context, NULL));
+  accepted("plan", tsr_plan_create(&b->plan, b->context, device, &p));
+}
+static void close_bench(bench *b) {
+  tsr_plan_destroy(b->plan);
+  tsr_context_destroy(b->context);
+}
+
+/* Memory of the host, of another device, and of nobody where nothing is read. */
+static void pointers(int64_t n, int error, bool for_ever) {
+  static float host[16];
+  bench b;
+  tsr_args a;
+  (void)n, (void)error, (void)for_ever;
+  open_bench(&b, SK);
+  a = b.forward, a.k = (const char *)host + 8;
+  refused("k of the host", tsr_forward(b.plan, &a), "k: found 0x"); /* off its alignment */
+  a = b.forward, a.lse = host;
+  refused("lse of the host", tsr_forward(b.plan, &a), "lse: found memory the driver does not know");
+  a = b.forward, a.v = hip->memory(0, (size_t)B * H * SK * D * 2);
+  refused("v of another device", tsr_forward(b.plan, &a), "v: found memory of device 0 at ");
+  a = b.m.args, a.dv = hip->memory(0, (size_t)B * H * SK * D * 2);
+  refused("dv of another device", tsr_backward(b.plan, &a), "dv: found memory of device 0 at ");
+  b.m.o_parts[7] = host;
+  refused("a part of the host", merge(b.context, b.device, &b.m, MANY), "o_parts[7]: found memory the driver");
+  if (hip->launches) complain("%lld launches", (long long)hip->launches);
+  close_bench(&b);
+  open_bench(&b, 0); /* no keys: their tensors may lie behind the end of a block */
+  a = b.m.args, a.k = a.v = host, a.dk = host + 4, a.dv = host + 8;
+  b.forward.k = b.forward.v = host;
+  accepted("no keys", tsr_forward(b.plan, &b.forward));
+  accepted("no keys, backward", tsr_backward(b.plan, &a));
+  close_bench(&b);
+}
+
+static tsr_status merge_nothing(const bench *b, float *anywhere) {
+  tsr_merge_problem p = TSR_MERGE_PROBLEM_INIT;
+  const void *o[2] = {anywhere, anywhere};
+  const float *lse[2] = {anywhere, anywhere};
+  p.parts = 2, p.batch = p.heads = p.dim_v = 1;
+  p.o_part.dtype = p.lse_part.dtype = p.o.dtype = p.lse.dtype = TSR_DTYPE_F32;
+  return tsr_merge(b->context, b->device, &p, o, lse, anywhere, anywhere, NULL);
+}
+
+/* With a plan made, nothing that is captured allocates or loads code; what would have to is refused. */
+static void captures(int64_t n, int error, bool for_ever) {
+  static float host[16];
+  bench b;
+  tsr_args a;
+  size_t bytes[2] = {0, 0};
+  int64_t modules, blocks;
+  (void)n, (void)error, (void)for_ever;
+  open_bench(&b, SK);
+  accepted("workspace", tsr_plan_workspace_size(b.plan, TSR_PASS_FORWARD, &bytes[0]));
+  accepted("workspace", tsr_plan_workspace_size(b.plan, TSR_PASS_BACKWARD, &bytes[1]));
+  modules = hip->modules, blocks = hip->blocks;
+  hip->capturing = 1;
+  if (!bytes[0] || !bytes[1]) complain("workspaces of %zu and %zu bytes", bytes[0], bytes[1]);
+  refused("captured without a workspace", tsr_forward(b.plan, &b.forward),
+          "workspace: found NULL inside a stream capture, accepted ");
+  refused("captured without a workspace", tsr_backward(b.plan, &b.m.args),
+          "workspace: found NULL inside a stream capture, accepted ");
+  a = b.forward, a.workspace = hip->memory(1, bytes[0]), a.workspace_size = bytes[0];
+  accepted("captured forward", tsr_forward(b.plan, &a));
+  a.workspace_size = bytes[0] - 1;
+  refused("a workspace too small", tsr_forward(b.plan, &a), "workspace_size: found ");
+  a = b.m.args, a.workspace = hip->memory(1, bytes[1]), a.workspace_size = bytes[1];
+  accepted("captured backward", tsr_backward(b.plan, &a));
+  a.workspace = hip->memory(0, bytes[1]);
+  refused("a workspace of another device", tsr_backward(b.plan, &a), "workspace: found memory of device 0 at ");
+  accepted("captured merge", merge(b.context, b.device, &b.m, 2));
+  refused("captured merge of many", merge(b.context, b.device, &b.m, MANY), "parts: found 700 inside a stream capture");
+  accepted("captured keep mask", keep_mask(b.context, b.device, &b.m));
+  accepted("captured merge of nothing", merge_nothing(&b, host));
+  hip->capturing = 0;
+  if (hip->modules != modules) complain("code was loaded while a stream was captured");
+  if (hip->blocks != blocks) complain("memory was allocated while a stream was captured");
+  close_bench(&b);
+}
+
 /* Runs body in a process of its own; 1 if something was wrong there. */
 static int apart(void (*body)(int64_t, int, bool), int64_t n, int error, bool for_ever) {
   int status = 0;
@@ -307,6 +415,8 @@ int main(void) {
     failures += apart(fail_one, list[i], FAKE_HIP_OUT_OF_MEMORY, true);
     failures += apart(fail_one, list[i], FAKE_HIP_LAUNCH_FAILURE, true);
   }
+  failures += apart(pointers, 0, 0, false);
+  failures += apart(captures, 0, 0, false);
   failures += apart(many_threads, 0, 0, false);
   printf("%lld calls that failed, %d failures\n", (long long)count, failures);
   return failures != 0 || count == 0;

@@ -108,6 +108,25 @@ Test(validate_run, tensors_required) {
   GOOD(p.seq_q = 0, a.q = NULL; a.o = NULL);
 }
 
+/* What is given for empty tensors and arrays may lie anywhere: no backend gets to see it. */
+Test(validate_run, empty_memory_has_no_address) {
+  GOOD(p.seq_k = 0, NOTHING);
+  cr_assert(!checked.k && !checked.v);
+  cr_assert(checked.q == memory[0] && checked.o == memory[3]);
+  RUN(EXPECT_OK, TSR_PASS_BACKWARD, backward_args(), p.seq_k = 0, NOTHING);
+  cr_assert(!checked.k && !checked.v && !checked.dk && !checked.dv);
+  cr_assert(checked.dq == memory[6] && checked.lse == memory[4]);
+  GOOD(p.heads_q = p.heads_kv = 0; p.sink = 1; p.alibi = TSR_ALIBI_PER_HEAD,
+       a.sink = memory[9]; a.alibi = memory[10]);
+  cr_assert(!checked.q && !checked.o && !checked.sink && !checked.alibi);
+  GOOD(p.batch = 0; p.arrays = TSR_ARRAY_USED_K | TSR_ARRAY_DIAGONAL; p.causal = TSR_CAUSAL_EXPLICIT,
+       a.used_k = memory[9]; a.diagonal = memory[10]);
+  cr_assert(!checked.used_k && !checked.diagonal);
+  /* Aligned and wanted it has to be nevertheless. */
+  BAD("k: found 0x", p.seq_k = 0, a.k = (const char *)memory[1] + 1);
+  BAD("lse: found a pointer", p.seq_q = 0, a.lse = memory[4]);
+}
+
 Test(validate_run, given_needlessly) {
   void *x = memory[10];
   BAD("bias: found a pointer, accepted NULL", NOTHING, a.bias = x);
