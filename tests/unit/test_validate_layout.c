@@ -170,6 +170,21 @@ Test(validate_layout, extents) {
   GOOD(p.batch = 0; strided(&p.q, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX));
 }
 
+/* Axes of length 1 may have any stride, and kernels must be able to count with what is left of it. */
+Test(validate_layout, idle_strides) {
+  const int64_t most = INT64_C(1) << 39;
+  GOOD(p.batch = 1; p.seq_q = 1; strided(&p.q, INT64_MAX, 8, INT64_C(1) << 62, 1));
+  STRIDES(q, 0, 8, 0, 1);
+  GOOD(p.batch = 1; strided(&p.q, most, 24, 8, 1));
+  STRIDES(q, most, 24, 8, 1);
+  GOOD(p.seq_k = 0; strided(&p.k, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX));
+  STRIDES(k, 0, 0, 0, 0);
+  GOOD(p.batch = 1; p.heads_q = p.heads_kv = 1;
+       strided(&p.o, INT64_MAX, INT64_MAX, 8, 1); strided(&p.k, INT64_MAX, 24, 8, 1));
+  STRIDES(o, 0, 0, 8, 1);
+  STRIDES(k, 0, 24, 8, 1);
+}
+
 Test(validate_layout, outputs_are_unique) {
   BAD("o.stride[1]: found 0", strided(&p.o, 96, 0, 8, 1));
   BAD("o.stride[1]: found 23", strided(&p.o, 96, 23, 8, 1));

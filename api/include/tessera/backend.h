@@ -51,12 +51,12 @@ typedef enum tsr_feature {
 } tsr_feature;
 
 /* A valid problem with every default resolved, as one pass sees it: struct_size is this library's,
- * passes is that one pass, tensors and flags that only the other pass uses are absent, dim_v
- * and scale are set, every present tensor has order STRIDED with its strides filled in and its
- * alignment set, index_dtype is I32 or I64, causal and window are merged into the window (causal:
- * right = min(right, 0); kind NONE only when no diagonal rule is left), seq_q and seq_k are upper
- * bounds of slot sizes, page_table_stride is set. stride[0] of a packed tensor is 0. backend and
- * kernel are NULL. */
+ * passes is that one pass, tensors and flags that only the other pass uses are absent, dim_v and scale are set,
+ * every present tensor has order STRIDED with its strides filled in (where no address needs one, on axes of length 1
+ * and in empty tensors, 2^39 at most) and its alignment set, index_dtype is I32 or I64, causal and window are merged
+ * into the window (causal: right = min(right, 0); kind NONE only when no diagonal rule is left), seq_q and seq_k are
+ * upper bounds of slot sizes, page_table_stride is set. stride[0] of a packed tensor is 0. backend and kernel are
+ * NULL. */
 typedef struct tsr_resolved {
   tsr_problem p;
   uint32_t features;       /* tsr_feature bits */
