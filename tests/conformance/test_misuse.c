@@ -276,6 +276,142 @@ Test(misuse, garbage_problems) {
   tsr_inputs_destroy(&in);
 }
 
+/* ------------------------------------------------------------------------------------- sweep */
+
+typedef enum field_kind { LONG, INT, REAL, LAYOUT } field_kind;
+#define FIELD(name, kind) {#name, offsetof(tsr_problem, name), kind}
+static const struct {
+  const char *name;
+  size_t offset;
+  field_kind kind;
+} problem_fields[] = {
+    FIELD(passes, INT),         FIELD(arrays, INT),        FIELD(index_dtype, INT),    FIELD(determinism, INT),
+    FIELD(batch, LONG),         FIELD(heads_q, LONG),      FIELD(heads_kv, LONG),      FIELD(seq_q, LONG),
+    FIELD(seq_k, LONG),         FIELD(total_q, LONG),      FIELD(total_k, LONG),       FIELD(dim_qk, LONG),
+    FIELD(dim_v, LONG),         FIELD(q, LAYOUT),          FIELD(k, LAYOUT),           FIELD(v, LAYOUT),
+    FIELD(o, LAYOUT),           FIELD(lse, LAYOUT),        FIELD(max_logit, LAYOUT),   FIELD(scale, REAL),
+    FIELD(softcap, REAL),       FIELD(bias, LAYOUT),       FIELD(alibi, INT),          FIELD(sink, INT),
+    FIELD(causal, INT),         FIELD(reserved0, INT),     FIELD(diagonal, LONG),      FIELD(window.kind, INT),
+    FIELD(window.reserved, INT), FIELD(window.left, LONG), FIELD(window.right, LONG),  FIELD(prefix, LONG),
+    FIELD(mask, LAYOUT),        FIELD(block_mask, LAYOUT), FIELD(block_q, LONG),       FIELD(block_k, LONG),
+    FIELD(dropout, REAL),       FIELD(reserved1, INT),     FIELD(page_size, LONG),     FIELD(num_pages, LONG),
+    FIELD(max_pages, LONG),     FIELD(page_table_stride, LONG), FIELD(q_scale, LAYOUT), FIELD(k_scale, LAYOUT),
+    FIELD(v_scale, LAYOUT),     FIELD(scale_rows_q, LONG), FIELD(scale_rows_k, LONG),  FIELD(dout, LAYOUT),
+    FIELD(dlse, LAYOUT),        FIELD(dq, LAYOUT),         FIELD(dk, LAYOUT),          FIELD(dv, LAYOUT),
+    FIELD(dbias, LAYOUT),       FIELD(dsink, INT),         FIELD(accumulate, INT),
+};
+#undef FIELD
+enum { PROBLEM_FIELDS = sizeof problem_fields / sizeof problem_fields[0] };
+
+static const int64_t edges[] = {
+    0, 1, 2, 3, 8, 17, 63, 64, 65, 127, 128, 129, 512, 513, 576, 577, 4096, 65536, 1 << 24, -1, -8, INT32_MAX,
+    INT32_MAX - 4096, INT64_C(1) << 31, INT64_C(1) << 32, (INT64_C(1) << 39) - 8, INT64_C(1) << 39, INT64_C(1) << 40,
+    INT64_C(1) << 61, (INT64_C(1) << 61) + 1, INT64_C(1) << 62, INT64_MAX - 7, INT64_MAX, INT64_MIN};
+static const float real_edges[] = {0,      1,     -1,    0.125f, 1e30f,    1e-30f,    1e-38f,
+                                   1e-45f, 3e38f, -3e38f, 0.9999999f, INFINITY, -INFINITY, NAN};
+enum { EDGES = sizeof edges / sizeof edges[0], REAL_EDGES = sizeof real_edges / sizeof real_edges[0] };
+
+/* The v-th absurd value of a field; false past the last one. */
+static bool set_absurd(tsr_problem *p, int field, int v) {
+  char *at = (char *)p + problem_fields[field].offset;
+  tsr_layout *l = (tsr_layout *)(void *)at;
+  const int32_t word = v < 20 ? v : (int32_t)edges[v % EDGES];
+  int a;
+  switch (problem_fields[field].kind) {
+    case LONG:
+      if (v < EDGES) memcpy(at, &edges[v], sizeof edges[v]);
+      return v < EDGES;
+    case INT:
+      memcpy(at, &word, sizeof word);
+      return v < 20 + EDGES;
+    case REAL:
+      if (v < REAL_EDGES) memcpy(at, &real_edges[v], sizeof real_edges[v]);
+      return v < REAL_EDGES;
+    case LAYOUT:
+      break;
+  }
+  if (v < 40) return l->dtype = (tsr_dtype)(v - 2), true;
+  v -= 40;
+  if (v < EDGES) return l->alignment = edges[v], true;
+  v -= EDGES;
+  if (v >= 4 * EDGES) return false;
+  l->order = TSR_ORDER_STRIDED; /* of axes of the length that they have below, but for one of the strides */
+  for (a = 3; a >= 0; --a) l->stride[a] = a == 3 ? 1 : a == 2 ? 64 : 512 * l->stride[a + 1];
+  l->stride[v / EDGES] = edges[v % EDGES];
+  return true;
+}
+
+static tsr_problem sweep_base(int which) {
+  tsr_problem p = TSR_PROBLEM_INIT;
+  p.batch = which == 1 ? 1 : 2, p.heads_q = which == 1 ? 1 : 4, p.heads_kv = which == 1 ? 1 : 2;
+  p.seq_q = which == 1 ? 1 : 70, p.seq_k = 300, p.dim_qk = p.dim_v = 64;
+  p.q.dtype = which == 2 ? TSR_DTYPE_F32 : TSR_DTYPE_F16;
+  p.q.alignment = 16;
+  p.k = p.v = p.o = p.q;
+  p.lse.dtype = TSR_DTYPE_F32;
+  if (which == 3) {
+    p.page_size = 64, p.num_pages = 10, p.max_pages = 5, p.seq_k = 0;
+    p.arrays = TSR_ARRAY_USED_K;
+    return p;
+  }
+  p.passes = TSR_PASS_FORWARD | TSR_PASS_BACKWARD;
+  p.dout = p.dq = p.dk = p.dv = p.q;
+  if (which == 2) p.arrays = TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K, p.total_q = 140, p.total_k = 600;
+  return p;
+}
+
+/* Nothing but a plan whose figures are numbers, or a refusal; a wrong argument is named with what was found. */
+static void check_absurd(const tsr_problem *p, tsr_device device, const char *field, int v) {
+  tsr_plan *plan = NULL;
+  const tsr_status status = tsr_plan_create(&plan, NULL, device, p);
+  const char *text = tsr_last_message();
+  int pass;
+  cr_assert((status == TSR_STATUS_SUCCESS) == (plan != NULL));
+  if (status == TSR_STATUS_INVALID_ARGUMENT)
+    cr_assert(strstr(text, "found") && strstr(text, "accepted"), "%s, value %d: %s", field, v, text);
+  else
+    cr_assert(status == TSR_STATUS_SUCCESS || status == TSR_STATUS_NOT_SUPPORTED, "%s, value %d: %s: %s", field, v,
+              tsr_status_string(status), text);
+  for (pass = TSR_PASS_FORWARD; plan && pass <= TSR_PASS_BACKWARD; ++pass) {
+    tsr_plan_info info = TSR_PLAN_INFO_INIT;
+    if (tsr_plan_describe(plan, (tsr_pass)pass, &info) != TSR_STATUS_SUCCESS) continue;
+    cr_assert(info.seconds >= 0 && isfinite(info.seconds) && info.flops >= 0 && isfinite(info.flops) &&
+                  info.bytes >= 0 && isfinite(info.bytes) && info.workspace <= (size_t)INT64_MAX,
+              "%s, value %d: %s: %g s, %g, %g bytes, workspace %zu", field, v, info.kernel, info.seconds, info.flops,
+              info.bytes, info.workspace);
+  }
+  tsr_plan_destroy(plan);
+}
+
+/* Every field of good problems set to every absurd value, and two fields at once, on every backend. */
+Test(misuse, absurd_fields) {
+  const char *names[16];
+  const int32_t count = tsr_backends_list(NULL, NULL, names, 16);
+  int32_t n;
+  for (n = 0; n < count && n < 16; ++n) {
+    const tsr_device device = tsr_backends_device(NULL, names[n], 0);
+    int base, field, v;
+    uint64_t trial;
+    for (base = 0; base < 4; ++base)
+      for (field = 0; field < PROBLEM_FIELDS; ++field)
+        for (v = 0;; ++v) {
+          tsr_problem p = sweep_base(base);
+          p.backend = names[n];
+          if (!set_absurd(&p, field, v)) break;
+          check_absurd(&p, device, problem_fields[field].name, v);
+        }
+    for (trial = 0; trial < 4000; ++trial) {
+      tsr_problem p = sweep_base((int)(trial % 4));
+      const int one = (int)tsr_test_integer(trial, 5, 0, 0, PROBLEM_FIELDS - 1);
+      const int two = (int)tsr_test_integer(trial, 5, 1, 0, PROBLEM_FIELDS - 1);
+      p.backend = names[n];
+      set_absurd(&p, one, (int)tsr_test_integer(trial, 5, 2, 0, EDGES - 1));
+      set_absurd(&p, two, (int)tsr_test_integer(trial, 5, 3, 0, EDGES - 1));
+      check_absurd(&p, device, problem_fields[two].name, (int)trial);
+    }
+  }
+}
+
 Test(misuse, messages_are_per_thread_and_kept) {
   tsr_plan *plan = NULL;
   tsr_problem p = TSR_PROBLEM_INIT;
