@@ -2,6 +2,7 @@
 //
 // Validation of what is not a problem: context options, merging of partial results, the dropout
 // mask, and the one-call form, whose tensors are turned into a problem and its arguments here.
+#include <stdio.h>
 #include <string.h>
 
 #include "common/dtype.h"
@@ -78,16 +79,24 @@ static int64_t extent_of(const int64_t dim[4], const tsr_layout *layout) {
   return bytes;
 }
 
+/* The name is made for the message alone: there may be many parts. */
+static tsr_status check_part_pointer(const char *array, int64_t i, const void *pointer, int64_t bytes,
+                                     int64_t alignment) {
+  char name[48];
+  if (pointer ? (uintptr_t)pointer % (uintptr_t)alignment == 0 : bytes == 0) return TSR_STATUS_SUCCESS;
+  snprintf(name, sizeof name, "%s[%lld]", array, (LL)i);
+  return tsri_validate_pointer(name, pointer, 1, bytes, alignment);
+}
+
 static tsr_status check_merge_part(const tsr_merge_problem *m, const int64_t dim[4],
                                    const int64_t row[4], int64_t i, const void *o_part,
                                    const void *lse_part, const void *o, const void *lse) {
   const tsri_region part = tsri_region_of(o_part, dim, m->o_part.stride, m->o_part.dtype);
   const tsri_region part_lse = tsri_region_of(lse_part, row, m->lse_part.stride, m->lse_part.dtype);
   const tsri_region out = tsri_region_of(o, dim, m->o.stride, m->o.dtype);
-  TSRI_FORWARD(tsri_validate_pointer("o_parts[i]", o_part, 1, extent_of(dim, &m->o_part),
-                                     m->o_part.alignment));
-  TSRI_FORWARD(tsri_validate_pointer("lse_parts[i]", lse_part, 1, extent_of(row, &m->lse_part),
-                                     m->lse_part.alignment));
+  TSRI_FORWARD(check_part_pointer("o_parts", i, o_part, extent_of(dim, &m->o_part), m->o_part.alignment));
+  TSRI_FORWARD(
+      check_part_pointer("lse_parts", i, lse_part, extent_of(row, &m->lse_part), m->lse_part.alignment));
   TSRI_INVALID_IF(!in_place(dim, o, &m->o, o_part, &m->o_part) && tsri_regions_collide(&out, &part),
                   "o: found memory at %p that overlaps o_parts[%lld], accepted its very memory and "
                   "layout, or none of it",

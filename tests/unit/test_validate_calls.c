@@ -130,8 +130,9 @@ Test(validate_calls, merge) {
   BAD_MERGE("lse: found NULL", c.lse = NULL);
   GOOD_MERGE(c.m.lse.dtype = TSR_DTYPE_NONE; c.lse = NULL);
   BAD_MERGE("lse: found a pointer", c.m.lse.dtype = TSR_DTYPE_NONE);
-  BAD_MERGE("o_parts[i]: found NULL", c.o_parts[1] = NULL);
-  BAD_MERGE("lse_parts[i]: found NULL", c.lse_parts[1] = NULL);
+  BAD_MERGE("o_parts[1]: found NULL", c.o_parts[1] = NULL);
+  BAD_MERGE("lse_parts[1]: found NULL", c.lse_parts[1] = NULL);
+  BAD_MERGE("o_parts[0]: found 0x", c.o_parts[0] = (const char *)memory[0] + 1);
   BAD_MERGE("lse: found memory at", c.lse = memory[4]);
   BAD_MERGE("lse: found memory at", c.lse = memory[0]);
   BAD_MERGE("o: found memory at", c.o = memory[2]);

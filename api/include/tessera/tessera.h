@@ -472,7 +472,7 @@ typedef struct tsr_problem {
  * problem  copied.
  * Returns: SUCCESS; INVALID_ARGUMENT (wrong for every backend, the message names the field, what
  * was found and what is accepted); NOT_SUPPORTED (the message lists each candidate's refusal);
- * NOT_FOUND (device, backend or kernel named does not exist); OUT_OF_MEMORY.
+ * NOT_FOUND (device, backend or kernel named does not exist); OUT_OF_MEMORY (of the host or the device); DEVICE_ERROR.
  * Ownership: tsr_plan_destroy frees it; the context must outlive it. Threads: any. Since: 0.1. */
 TSR_API tsr_status tsr_plan_create(tsr_plan **out, tsr_context *context, tsr_device device,
                                    const tsr_problem *problem);
@@ -519,10 +519,10 @@ TSR_API tsr_status tsr_plan_explain(const tsr_plan *plan, char *text, size_t cap
 
 /* All pointers of a run; one struct serves both passes. A pointer is required exactly when the
  * problem declares its tensor or array and the pass uses it, and must be NULL otherwise: nothing given
- * is ignored. Empty tensors may be NULL. All memory lives on the plan's device, except where "host" is
- * said. An output may not share memory with any other tensor or the workspace; slices that interleave
- * in one allocation without sharing an element are apart. What certainly overlaps is refused; layouts
- * too irregular to be decided quickly are the caller's word. */
+ * is ignored. Empty tensors may be NULL, or lie anywhere. All memory lives on the plan's device, except
+ * where "host" is said. An output may not share memory with any other tensor or the workspace; slices that
+ * interleave in one allocation without sharing an element are apart. What certainly overlaps is refused;
+ * layouts too irregular to be decided quickly are the caller's word. */
 typedef struct tsr_args {
   size_t struct_size; /* sizeof(tsr_args) */
 
@@ -598,8 +598,9 @@ typedef struct tsr_merge_problem {
 
 /* Merges partial results. context NULL: the default. o_parts, lse_parts: host arrays of parts
  * pointers to device memory. stream: NULL on host devices.
- * Returns: SUCCESS, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, DEVICE_ERROR. Threads: any.
- * Async: as tsr_forward. Since: 0.1. */
+ * Returns: SUCCESS, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, OUT_OF_MEMORY, DEVICE_ERROR. Threads: any.
+ * Async: as tsr_forward; on a GPU a stream capture takes what fits a launch's arguments, 200 parts, and code that a
+ * plan on the device has loaded. Since: 0.1. */
 TSR_API tsr_status tsr_merge(tsr_context *context, tsr_device device,
                              const tsr_merge_problem *problem, const void *const *o_parts,
                              const float *const *lse_parts, void *o, float *lse, void *stream);

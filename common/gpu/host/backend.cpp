@@ -54,8 +54,8 @@ void describe(const State &state, tsr_reason *detail) {
   }
 }
 
-// Figures that a driver or a virtual machine keeps to itself. Rows are ranked by them, so any of the right size will do;
-// without one no row would have a time, and none would be taken.
+// Figures that a driver or a virtual machine keeps to itself. Rows are ranked by them, so any of the right size will
+// do; without one no row would have a time, and none would be taken.
 DeviceFacts with_estimates(DeviceFacts facts) {
   if (facts.processors < 1) facts.processors = 64;
   if (!(facts.clock > 0)) facts.clock = 1.5e9;
