@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <atomic>
-
 #include "common/dropout.h"
 #include "common/gpu/host/runtime.h"
 #include "common/gpu/merge_arguments.hpp"
@@ -55,15 +53,15 @@ tsr_status fill_table(int32_t device, const void *const *pointers, int64_t count
 
 // Every plan asks for it, so what is ready is remembered, of the first 64 devices.
 tsr_status merge_prepare(int32_t device, tsr_reason *why) {
-  static std::atomic<uint64_t> ready{0};
+  static uint64_t ready = 0;
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (ready.load(std::memory_order_relaxed) & bit) return TSR_STATUS_SUCCESS;
+  if (__atomic_load_n(&ready, __ATOMIC_RELAXED) & bit) return TSR_STATUS_SUCCESS;
   const Entry *const entries[] = {&merge_entry, &merge_table_entry, &keep_mask_entry};
   for (const Entry *entry : entries) {
     const tsr_status status = runtime_prepare(device, entry->function, entry->shared_bytes, why);
     if (status != TSR_STATUS_SUCCESS) return status;
   }
-  ready.fetch_or(bit, std::memory_order_relaxed);
+  __atomic_fetch_or(&ready, bit, __ATOMIC_RELAXED);
   return TSR_STATUS_SUCCESS;
 }
 
