@@ -27,8 +27,13 @@ inline void load_lane(const Wave &w, const unsigned char *from, int32_t param, u
     for (uint32_t k = 0; k < bytes / 4; ++k) memcpy(row + k * lanes, from + 4 * k, 4);
     return;
   }
-  uint32_t x = 0;
-  memcpy(&x, from, bytes);
+  // A copy of a length that the compiler does not know would be a loop or a call.
+  uint16_t word;
+  uint32_t x = *from;
+  if (bytes == 2) {
+    memcpy(&word, from, 2);
+    x = word;
+  }
   if (param & kAccessSigned)
     x = static_cast<uint32_t>(bytes == 1 ? static_cast<int8_t>(x) : static_cast<int16_t>(x));
   // gfx9 with error-correcting memory does not say what becomes of the other half.
@@ -45,7 +50,10 @@ inline void store_lane(const Wave &w, unsigned char *to, int32_t param, const ui
     return;
   }
   const uint32_t x = param & kAccessHigh ? *row >> 16 : *row;
-  memcpy(to, &x, bytes);
+  if (bytes == 2)
+    memcpy(to, &x, 2);
+  else
+    memcpy(to, &x, 1);
 }
 
 enum class Atomic : int32_t {

@@ -29,12 +29,13 @@ inline float float_of_half(uint16_t h) {
   return tsri_f16_to_float(h);
 #endif
 }
-inline void floats_of_halves(const uint16_t *from, float *to) { // 64 of them
+template <int count> // a multiple of 8
+inline void floats_of_halves(const uint16_t *from, float *to) {
 #if defined(__F16C__)
-  for (int l = 0; l < 64; l += 8)
+  for (int l = 0; l < count; l += 8)
     _mm256_storeu_ps(to + l, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + l))));
 #else
-  for (int l = 0; l < 64; ++l) to[l] = tsri_f16_to_float(from[l]);
+  for (int l = 0; l < count; ++l) to[l] = tsri_f16_to_float(from[l]);
 #endif
 }
 

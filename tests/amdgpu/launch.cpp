@@ -133,8 +133,9 @@ struct Launch {
               [](const MemoryMap::Range &one, const MemoryMap::Range &two) { return one.begin < two.begin; });
     waves.resize(threads() / kernel.wave);
     lds.bytes.resize(packet.lds_bytes);
-    lds.words.resize(packet.lds_bytes / 4 + 1);
-    lds.marks.resize(4 * lds.words.size());
+    const size_t words = packet.lds_bytes / 4 + 1;
+    for (std::vector<uint32_t> *marks : {&lds.words.written, &lds.words.read, &lds.apart}) marks->resize(words);
+    for (std::vector<uint32_t> *marks : {&lds.each.written, &lds.each.read}) marks->resize(4 * words);
   }
 
   // User registers in the order of the architecture, then the block's number.
@@ -221,7 +222,8 @@ struct Launch {
 
   bool run_block(const Extent &block, const Program &program) {
     std::fill(lds.bytes.begin(), lds.bytes.end(), static_cast<unsigned char>(0xff));
-    std::fill(lds.words.begin(), lds.words.end(), Lds::Word());
+    for (std::vector<uint32_t> *marks : {&lds.words.written, &lds.words.read, &lds.apart})
+      std::fill(marks->begin(), marks->end(), 0);
     lds.barriers = 1;
     for (size_t n = 0; n < waves.size(); ++n) start(waves[n], static_cast<int>(n), block);
     for (bool live = true; live;) {

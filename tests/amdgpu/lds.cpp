@@ -12,120 +12,223 @@ namespace amdgpu {
 
 namespace {
 
-bool is_race(Lds::Mark &mark, uint32_t mine, bool write, uint32_t atomic) {
-  const uint32_t now = mine >> 8, me = mine & 0x7f;
-  const bool others_wrote = mark.written >> 8 == now && (mark.written & 0x7f) != me;
-  const bool others_read = mark.read >> 8 == now && (mark.read & 0x7f) != me;
-  // Atomics of several waves are in order among themselves.
-  if (others_wrote && !(mark.written & atomic)) return true;
-  if (write) {
-    if (others_read) return true;
-    mark.written = (others_wrote ? mine | Lds::kSeveral : mine) | atomic;
-  } else {
-    mark.read = others_read ? mine | Lds::kSeveral : mine;
+// What an instruction needs to know of LDS for each of its lanes.
+struct Window {
+  Wave &w;
+  Lds &lds;
+  unsigned char *const data;
+  uint32_t *const written, *const read;
+  const uint32_t *const apart;
+  const uint32_t size, barriers, now, mine;
+
+  explicit Window(Wave &wave)
+      : w(wave), lds(*wave.lds), data(lds.bytes.data()), written(lds.words.written.data()),
+        read(lds.words.read.data()), apart(lds.apart.data()), size(static_cast<uint32_t>(lds.bytes.size())),
+        barriers(lds.barriers), now(barriers << 8), mine(now | static_cast<uint32_t>(wave.number)) {}
+
+  // Host address of the lane's bytes, NULL after a failure.
+  template <bool write, bool atomic = false>
+  __attribute__((always_inline)) unsigned char *reach(uint32_t address, uint32_t bytes, int lane) const {
+    if (address > size || bytes > size - address) return beyond(address, bytes, lane);
+    bool plain = !atomic;
+    if (plain && ((address | bytes) & 3) == 0) {
+      uint32_t k = address / 4;
+      const uint32_t end = k + bytes / 4;
+      for (; plain && k + 4 <= end; k += 4) plain = are_plain<write>(k);
+      for (; plain && k < end; ++k) plain = apart[k] != barriers && is_plain<write>(written[k], read[k]);
+    } else if (plain) {
+      // Some bytes of a word that are apart already.
+      plain = address % 4 + bytes <= 4 && apart[address / 4] == barriers;
+      for (uint32_t k = address; plain && k < address + bytes; ++k)
+        plain = is_plain<write>(lds.each.written[k], lds.each.read[k]);
+    }
+    return plain ? data + address : look<write, atomic>(address, bytes, lane);
   }
-  return false;
-}
 
-// Bytes [begin, end) of word k.
-bool is_race_in(Lds &lds, uint32_t k, uint32_t begin, uint32_t end, uint32_t mine, bool write, uint32_t atomic) {
-  Lds::Word &word = lds.words[k];
-  if (begin == 0 && end == 4 && word.apart != lds.barriers) return is_race(word.mark, mine, write, atomic);
-  Lds::Mark *marks = &lds.marks[4 * k];
-  if (word.apart != lds.barriers)
-    for (uint32_t i = 0; i < 4; ++i) marks[i] = word.mark;
-  word.apart = lds.barriers;
-  for (uint32_t i = begin; i < end; ++i)
-    if (is_race(marks[i], mine, write, atomic)) return true;
-  return false;
-}
+ private:
+  // The most common answers of is_race(), and its effects: since the last barrier nobody but this wave touched
+  // what has these marks, or nobody wrote it and it is read. false: not one of them, nothing happened.
+  template <bool write>
+  __attribute__((always_inline)) bool is_plain(uint32_t &wrote, uint32_t &reads) const {
+    if (wrote >= now && (wrote & ~Lds::kAtomic) != mine) return false;
+    if (write) {
+      if (reads >= now && reads != mine) return false;
+      wrote = mine;
+    } else if (reads != mine) {
+      reads = reads < now ? mine : mine | Lds::kSeveral;
+    }
+    return true;
+  }
 
-// Host address of the lane's bytes, NULL after a failure.
-unsigned char *reach(Wave &w, uint32_t address, uint32_t bytes, int lane, bool write, bool atomic = false) {
-  Lds &lds = *w.lds;
-  if (address > lds.bytes.size() || bytes > lds.bytes.size() - address) {
+  // The same of four words from word k on.
+  template <bool write>
+  __attribute__((always_inline)) bool are_plain(uint32_t k) const {
+    typedef uint32_t Four __attribute__((vector_size(16)));
+    typedef int64_t Two __attribute__((vector_size(16)));
+    Four wrote, reads, aparts;
+    memcpy(&wrote, written + k, sizeof wrote);
+    memcpy(&reads, read + k, sizeof reads);
+    memcpy(&aparts, apart + k, sizeof aparts);
+    const auto read_by_others = (reads >= now) & (reads != mine);
+    auto bad = (aparts == barriers) | ((wrote >= now) & ((wrote & ~Lds::kAtomic) != mine));
+    if (write) bad |= read_by_others;
+    const Two found = (Two)bad;
+    if (found[0] | found[1]) return false;
+    if (write)
+      wrote = Four{} + mine;
+    else
+      reads = ((Four)read_by_others & Lds::kSeveral) | mine;
+    memcpy((write ? written : read) + k, write ? &wrote : &reads, sizeof wrote);
+    return true;
+  }
+
+  static bool is_race(uint32_t &wrote, uint32_t &reads, uint32_t mine, bool write, uint32_t atomic) {
+    const uint32_t now = mine >> 8, me = mine & 0x7f;
+    const bool others_wrote = wrote >> 8 == now && (wrote & 0x7f) != me;
+    const bool others_read = reads >> 8 == now && (reads & 0x7f) != me;
+    // Atomics of several waves are in order among themselves.
+    if (others_wrote && !(wrote & atomic)) return true;
+    if (write) {
+      if (others_read) return true;
+      wrote = (others_wrote ? mine | Lds::kSeveral : mine) | atomic;
+    } else {
+      reads = others_read ? mine | Lds::kSeveral : mine;
+    }
+    return false;
+  }
+
+  // Bytes [begin, end) of word k.
+  bool is_race_in(uint32_t k, uint32_t begin, uint32_t end, bool write, uint32_t atomic) const {
+    if (begin == 0 && end == 4 && apart[k] != barriers) return is_race(written[k], read[k], mine, write, atomic);
+    uint32_t *wrote = &lds.each.written[4 * k], *reads = &lds.each.read[4 * k];
+    if (apart[k] != barriers)
+      for (uint32_t i = 0; i < 4; ++i) {
+        wrote[i] = written[k];
+        reads[i] = read[k];
+      }
+    lds.apart[k] = barriers;
+    for (uint32_t i = begin; i < end; ++i)
+      if (is_race(wrote[i], reads[i], mine, write, atomic)) return true;
+    return false;
+  }
+
+  template <bool write, bool atomic>
+  __attribute__((noinline)) unsigned char *look(uint32_t address, uint32_t bytes, int lane) const {
+    const uint32_t last = address + bytes - 1;
+    for (uint32_t k = address / 4; k <= last / 4; ++k)
+      if (is_race_in(k, k == address / 4 ? address % 4 : 0, k == last / 4 ? last % 4 + 1 : 4, write,
+                     atomic ? Lds::kAtomic : 0))
+        return raced(write ? "writes" : "reads", address, lane);
+    return data + address;
+  }
+
+  unsigned char *beyond(uint32_t address, uint32_t bytes, int lane) const {
     char text[160];
     snprintf(text, sizeof text, "touches %u bytes of LDS at 0x%x (lane %d), beyond its %zu bytes", bytes,
              address, lane, lds.bytes.size());
     w.fail(text);
     return nullptr;
   }
-  const uint32_t mine = lds.barriers << 8 | static_cast<uint32_t>(w.number);
-  const uint32_t last = address + bytes - 1;
-  for (uint32_t k = address / 4; k <= last / 4; ++k)
-    if (is_race_in(lds, k, k == address / 4 ? address % 4 : 0, k == last / 4 ? last % 4 + 1 : 4, mine, write,
-                   atomic ? Lds::kAtomic : 0)) {
-      char text[160];
-      snprintf(text, sizeof text,
-               "%s LDS at 0x%x (lane %d), which another wave touched since the last barrier: a "
-               "barrier is missing",
-               write ? "writes" : "reads", address, lane);
-      w.fail(text);
-      return nullptr;
-    }
-  return lds.bytes.data() + address;
+
+  unsigned char *raced(const char *does, uint32_t address, int lane) const {
+    char text[160];
+    snprintf(text, sizeof text,
+             "%s LDS at 0x%x (lane %d), which another wave touched since the last barrier: a "
+             "barrier is missing",
+             does, address, lane);
+    w.fail(text);
+    return nullptr;
+  }
+};
+
+// Whole words of all lanes: the sizes that are used most, known to the compiler.
+template <uint32_t bytes>
+bool load_words(const Window &window, const uint32_t *address, uint32_t by, uint32_t *row) {
+  const int lanes = window.w.lanes;
+  const uint64_t exec = window.w.exec();
+  for (int l = 0; l < lanes; ++l) {
+    if (!(exec >> l & 1)) continue;
+    const unsigned char *from = window.reach<false>(address[l] + by, bytes, l);
+    if (!from) return false;
+    for (int k = 0; k < static_cast<int>(bytes / 4); ++k) memcpy(row + k * lanes + l, from + 4 * k, 4);
+  }
+  return true;
+}
+
+template <uint32_t bytes>
+bool store_words(const Window &window, const uint32_t *address, uint32_t by, const uint32_t *row) {
+  const int lanes = window.w.lanes;
+  const uint64_t exec = window.w.exec();
+  for (int l = 0; l < lanes; ++l) {
+    if (!(exec >> l & 1)) continue;
+    unsigned char *to = window.reach<true>(address[l] + by, bytes, l);
+    if (!to) return false;
+    for (int k = 0; k < static_cast<int>(bytes / 4); ++k) memcpy(to + 4 * k, row + k * lanes + l, 4);
+  }
+  return true;
+}
+
+// One element of every lane; false after a failure.
+bool load_lanes(const Window &window, const uint32_t *address, uint32_t by, int32_t param, uint32_t *row) {
+  const uint32_t bytes = param & kAccessBytes;
+  if (bytes == 4) return load_words<4>(window, address, by, row);
+  if (bytes == 8) return load_words<8>(window, address, by, row);
+  if (bytes == 16) return load_words<16>(window, address, by, row);
+  const uint64_t exec = window.w.exec();
+  for (int l = 0; l < window.w.lanes; ++l) {
+    if (!(exec >> l & 1)) continue;
+    const unsigned char *from = window.reach<false>(address[l] + by, bytes, l);
+    if (!from) return false;
+    load_lane(window.w, from, param, row + l);
+  }
+  return true;
+}
+
+bool store_lanes(const Window &window, const uint32_t *address, uint32_t by, int32_t param, const uint32_t *row) {
+  const uint32_t bytes = param & kAccessBytes;
+  if (bytes == 4) return store_words<4>(window, address, by, row);
+  if (bytes == 8) return store_words<8>(window, address, by, row);
+  if (bytes == 16) return store_words<16>(window, address, by, row);
+  const uint64_t exec = window.w.exec();
+  for (int l = 0; l < window.w.lanes; ++l) {
+    if (!(exec >> l & 1)) continue;
+    unsigned char *to = window.reach<true>(address[l] + by, bytes, l);
+    if (!to) return false;
+    store_lane(window.w, to, param, row + l);
+  }
+  return true;
 }
 
 void load(Wave &w, const Inst &i) {
-  const uint32_t *address = w.row(i.op[1].reg);
-  const uint32_t bytes = i.param & kAccessBytes, by = static_cast<uint32_t>(i.offset);
-  const uint64_t exec = w.exec();
-  uint32_t *row = w.row(i.op[0].reg);
-  for (int l = 0; l < w.lanes; ++l) {
-    if (!(exec >> l & 1)) continue;
-    const unsigned char *from = reach(w, address[l] + by, bytes, l, false);
-    if (!from) return;
-    load_lane(w, from, i.param, row + l);
-  }
-  w.starts(kLocal, true, i.op[0].reg, i.op[0].count, true);
+  if (load_lanes(Window(w), w.row(i.op[1].reg), static_cast<uint32_t>(i.offset), i.param, w.row(i.op[0].reg)))
+    w.starts(kLocal, true, i.op[0].reg, i.op[0].count, true);
 }
 
 void store(Wave &w, const Inst &i) {
-  const uint32_t *address = w.row(i.op[0].reg), *row = w.row(i.op[1].reg);
-  const uint32_t bytes = i.param & kAccessBytes, by = static_cast<uint32_t>(i.offset);
-  const uint64_t exec = w.exec();
-  for (int l = 0; l < w.lanes; ++l) {
-    if (!(exec >> l & 1)) continue;
-    unsigned char *to = reach(w, address[l] + by, bytes, l, true);
-    if (!to) return;
-    store_lane(w, to, i.param, row + l);
-  }
-  w.starts(kLocal, true, 0, 0, true);
+  if (store_lanes(Window(w), w.row(i.op[0].reg), static_cast<uint32_t>(i.offset), i.param, w.row(i.op[1].reg)))
+    w.starts(kLocal, true, 0, 0, true);
 }
 
 // Two elements, each with its offset in elements or in 64 of them.
 void load_two(Wave &w, const Inst &i) {
-  const uint32_t *address = w.row(i.op[1].reg);
-  const uint32_t bytes = i.param & kAccessBytes, unit = bytes * (i.param & kAccessStride ? 64 : 1);
-  const uint64_t exec = w.exec();
-  uint32_t *row = w.row(i.op[0].reg);
-  for (int l = 0; l < w.lanes; ++l) {
-    if (!(exec >> l & 1)) continue;
-    const uint32_t base = address[l]; // may be a register that is loaded
-    for (uint32_t k = 0; k < 2; ++k) {
-      const uint32_t by = static_cast<uint32_t>(k ? i.offset1 : i.offset) * unit;
-      const unsigned char *from = reach(w, base + by, bytes, l, false);
-      if (!from) return;
-      load_lane(w, from, i.param, row + k * bytes / 4 * static_cast<uint32_t>(w.lanes) + l);
-    }
-  }
-  w.starts(kLocal, true, i.op[0].reg, i.op[0].count, true);
+  const int bytes = i.param & kAccessBytes;
+  const uint32_t unit = static_cast<uint32_t>(i.param & kAccessStride ? 64 * bytes : bytes);
+  const Window window(w);
+  uint32_t address[64]; // its register may be one that is loaded
+  memcpy(address, w.row(i.op[1].reg), sizeof *address * static_cast<size_t>(w.lanes));
+  if (load_lanes(window, address, static_cast<uint32_t>(i.offset) * unit, bytes, w.row(i.op[0].reg)) &&
+      load_lanes(window, address, static_cast<uint32_t>(i.offset1) * unit, bytes, w.row(i.op[0].reg + bytes / 4)))
+    w.starts(kLocal, true, i.op[0].reg, i.op[0].count, true);
 }
 
 void store_two(Wave &w, const Inst &i) {
+  const int bytes = i.param & kAccessBytes;
+  const uint32_t unit = static_cast<uint32_t>(i.param & kAccessStride ? 64 * bytes : bytes);
+  const Window window(w);
   const uint32_t *address = w.row(i.op[0].reg);
-  const uint32_t bytes = i.param & kAccessBytes, unit = bytes * (i.param & kAccessStride ? 64 : 1);
-  const uint64_t exec = w.exec();
-  for (int l = 0; l < w.lanes; ++l) {
-    if (!(exec >> l & 1)) continue;
-    for (uint32_t k = 0; k < 2; ++k) {
-      const uint32_t by = static_cast<uint32_t>(k ? i.offset1 : i.offset) * unit;
-      unsigned char *to = reach(w, address[l] + by, bytes, l, true);
-      if (!to) return;
-      store_lane(w, to, i.param, w.row(i.op[1 + k].reg) + l);
-    }
-  }
-  w.starts(kLocal, true, 0, 0, true);
+  if (store_lanes(window, address, static_cast<uint32_t>(i.offset) * unit, bytes, w.row(i.op[1].reg)) &&
+      store_lanes(window, address, static_cast<uint32_t>(i.offset1) * unit, bytes, w.row(i.op[2].reg)))
+    w.starts(kLocal, true, 0, 0, true);
 }
 
 // param: which Atomic, and kAccessHigh where the old value is returned.
@@ -135,9 +238,10 @@ void atomic(Wave &w, const Inst &i) {
   const Atomic op = static_cast<Atomic>(i.param & ~kAccessHigh);
   const uint32_t *address = w.row(i.op[first].reg), *data = w.row(i.op[first + 1].reg);
   const uint64_t exec = w.exec();
+  const Window window(w);
   for (int l = 0; l < w.lanes; ++l) {
     if (!(exec >> l & 1)) continue;
-    unsigned char *at = reach(w, address[l] + static_cast<uint32_t>(i.offset), 4, l, true, true);
+    unsigned char *at = window.reach<true, true>(address[l] + static_cast<uint32_t>(i.offset), 4, l);
     if (!at) return;
     uint32_t old;
     memcpy(&old, at, 4);

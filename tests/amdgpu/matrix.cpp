@@ -34,24 +34,24 @@ struct Product {
 };
 
 // Element n of all lanes as float32.
+template <int lanes>
 void convert(const Wave &w, const uint32_t *registers, int n, int type, float *to) {
   if (type == kF32) {
-    memcpy(to, registers + n * w.lanes, sizeof *to * static_cast<size_t>(w.lanes));
+    memcpy(to, registers + n * lanes, sizeof *to * lanes);
     return;
   }
-  const uint32_t *row = registers + n / 2 * w.lanes;
-  uint16_t halves[64];
-  for (int l = 0; l < 64; ++l) halves[l] = 0;
-  for (int l = 0; l < w.lanes; ++l) halves[l] = static_cast<uint16_t>(n & 1 ? row[l] >> 16 : row[l]);
+  const uint32_t *row = registers + n / 2 * lanes;
+  const int shift = n & 1 ? 16 : 0;
+  uint16_t halves[lanes];
+  for (int l = 0; l < lanes; ++l) halves[l] = static_cast<uint16_t>(row[l] >> shift);
   if (w.flushes_halves) {
     const uint16_t exponent = type == kBf16 ? 0x7f80 : 0x7c00;
-    for (uint16_t &h : halves)
-      if ((h & exponent) == 0) h &= 0x8000;
+    for (uint16_t &h : halves) h = (h & exponent) == 0 ? h & 0x8000 : h;
   }
   if (type == kF16)
-    floats_of_halves(halves, to);
+    floats_of_halves<lanes>(halves, to);
   else
-    for (int l = 0; l < 64; ++l) to[l] = as_float(static_cast<uint32_t>(halves[l]) << 16);
+    for (int l = 0; l < lanes; ++l) to[l] = as_float(static_cast<uint32_t>(halves[l]) << 16);
 }
 
 template <int side>
@@ -86,7 +86,7 @@ bool load_operand(Wave &w, const Inst &i, int source, int side, int depth, float
   const size_t bytes = sizeof(float) * static_cast<size_t>(side);
   float lanes[64];
   for (int n = 0; n < elements; ++n) {
-    convert(w, w.row(i.op[source].reg), n, i.param & 3, lanes);
+    (w.lanes == 64 ? convert<64> : convert<32>)(w, w.row(i.op[source].reg), n, i.param & 3, lanes);
     if (doubled && memcmp(lanes, lanes + side, bytes) != 0) {
       w.fail("gets operands that differ between the halves of the wave");
       return false;

@@ -155,18 +155,15 @@ struct Transfer {
 struct Lds {
   // Barriers passed by then in the upper bits; below them the wave, kSeveral, and kAtomic for a write that
   // was one.
-  struct Mark {
-    uint32_t written = 0, read = 0;
-  };
-  // Of all four bytes, until an access since that barrier was of some of them: then each has its own.
-  struct Word {
-    Mark mark;
-    uint32_t apart = 0;
+  struct Marks {
+    std::vector<uint32_t> written, read;
   };
   static constexpr uint32_t kSeveral = 0x7f, kAtomic = 0x80;
   std::vector<unsigned char> bytes;
-  std::vector<Word> words;
-  std::vector<Mark> marks; // of bytes
+  // Of all four bytes of a word, until an access since that barrier (`apart`) was of some of them: then each has
+  // its own. Apart from one another, so that words side by side are looked at together.
+  Marks words, each;
+  std::vector<uint32_t> apart;
   uint32_t barriers = 1;
 };
 
