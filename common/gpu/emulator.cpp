@@ -14,6 +14,9 @@
 
 namespace tessera {
 namespace gpu {
+
+__thread const EmulatedThread *emulated_view __attribute__((tls_model("initial-exec")));
+
 namespace {
 
 namespace context = boost::context::detail;
@@ -69,7 +72,7 @@ struct Launch {
   bool failed;
 };
 
-thread_local Launch *running;
+__thread Launch *running __attribute__((tls_model("initial-exec")));
 
 void complain(const char *format, ...) {
   va_list list;
@@ -109,7 +112,8 @@ bool release_wave(Launch *launch, int first) {
   for (int i = first; i < first + launch->wave; ++i)
     if (launch->lane[i].state != State::kMeeting) return false;
   for (int i = first; i < first + launch->wave; ++i) {
-    if (strcmp(launch->lane[i].what, launch->lane[first].what) != 0)
+    if (launch->lane[i].what != launch->lane[first].what &&
+        strcmp(launch->lane[i].what, launch->lane[first].what) != 0)
       complain("block %lld: lanes %d and %d of one wave meet in '%s' and '%s'",
                (long long)launch->view.block, first, i, launch->lane[first].what,
                launch->lane[i].what);
@@ -217,6 +221,8 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
     launch.failed = true;
   }
   running = &launch;
+  const EmulatedThread *const outer_view = emulated_view;
+  emulated_view = &launch.view;
   for (int64_t b = 0; b < blocks && !launch.failed; ++b) {
     launch.view.block = b;
     memset(launch.view.shared, 0xff, shared);
@@ -226,14 +232,13 @@ bool emulate(void (*kernel)(const void *), const void *args, int64_t blocks, int
         complain("block %lld wrote shared byte %zu of %u", (long long)b, i, (unsigned)shared_bytes);
   }
   running = outer;
+  emulated_view = outer_view;
   free(launch.lane);
   free(launch.slots);
   free(launch.stacks);
   free(launch.view.shared);
   return !launch.failed;
 }
-
-const EmulatedThread &emulated_thread() { return running->view; }
 
 void emulated_fail(const char *what) {
   complain("block %lld thread %d: %s", (long long)running->view.block, running->current, what);

@@ -30,7 +30,9 @@ struct EmulatedThread {
   int64_t blocks;
   unsigned char *shared;
 };
-const EmulatedThread &emulated_thread();
+// Of the block that the calling thread of the host emulates. Asked for by every access of shared memory: no call.
+extern __thread const EmulatedThread *emulated_view __attribute__((tls_model("initial-exec")));
+inline const EmulatedThread &emulated_thread() { return *emulated_view; }
 void emulated_sync_block();
 // Barrier of `threads` threads that name the same id, not 0.
 void emulated_sync_group(int id, int threads);

@@ -49,10 +49,13 @@ TSRI_DEVICE uint32_t shared_address(uint32_t offset) { return offset; }
 TSRI_DEVICE uint32_t float_bits(float x) { return tsri_float_bits(x); }
 TSRI_DEVICE float bits_float(uint32_t x) { return tsri_bits_float(x); }
 
-// The word of a lane in what a meeting returned.
+// The words of a lane in what a meeting returned, from one on.
+TSRI_DEVICE const unsigned char *met_words(const unsigned char *all, int lane, int word) {
+  return all + static_cast<size_t>(lane) * kEmulatedSlot + static_cast<size_t>(word) * 4;
+}
 TSRI_DEVICE uint32_t met_word(const unsigned char *all, int lane, int word) {
   uint32_t v;
-  memcpy(&v, all + static_cast<size_t>(lane) * kEmulatedSlot + static_cast<size_t>(word) * 4, 4);
+  memcpy(&v, met_words(all, lane, word), 4);
   return v;
 }
 TSRI_DEVICE int lane_index() { return emulated_thread().thread % emulated_thread().wave; }

@@ -68,12 +68,13 @@ inline void ldmatrix_emulated(uint32_t r[4], uint32_t offset, bool transposed) {
   const int lane = thread_index() & 31;
   const unsigned char *all =
       emulated_meet(transposed ? "ldmatrix transposed" : "ldmatrix", &offset, 4);
+  const unsigned char *shared = emulated_thread().shared;
   for (int m = 0; m < 4; ++m) {
     uint16_t half[2];
     for (int e = 0; e < 2; ++e) {
       const int row = transposed ? 2 * (lane % 4) + e : lane / 4;
       const int column = transposed ? lane / 4 : 2 * (lane % 4) + e;
-      half[e] = shared_at<uint16_t>(met_word(all, 8 * m + row, 0) + 2u * (uint32_t)column);
+      memcpy(&half[e], shared + met_word(all, 8 * m + row, 0) + 2 * column, 2);
     }
     r[m] = half[0] | (uint32_t)half[1] << 16;
   }
@@ -87,22 +88,32 @@ TSRI_DEVICE void ldmatrix_transposed(uint32_t r[4], uint32_t offset) {
 
 template <class E>
 inline void mma16(E, float c[4], const uint32_t a[4], const uint32_t b[2]) {
+  typedef double Two __attribute__((vector_size(16)));
   const int lane = thread_index() & 31;
-  const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const unsigned char *all = emulated_meet("mma 16x8x16", mine, sizeof mine);
-  for (int e = 0; e < 4; ++e) {
-    const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
-    // Products are exact and are added before the one rounding, as on a device (which cuts: Fasi et al. 2021,
-    // "Numerical behavior of NVIDIA tensor cores").
-    double sum = c[e];
-    for (int k = 0; k < 16; ++k) {
-      const int owner = (k % 8) / 2;
-      const uint32_t wa = met_word(all, 4 * (row % 8) + owner, row / 8 + 2 * (k / 8));
-      const uint32_t wb = met_word(all, 4 * column + owner, 4 + k / 8);
-      sum += static_cast<double>(k & 1 ? E::high(wa) : E::low(wa)) * (k & 1 ? E::high(wb) : E::low(wb));
-    }
-    c[e] = static_cast<float>(sum);
+  // Every lane converts its own: the others need them eight times.
+  float mine[12];
+  for (int i = 0; i < 6; ++i) {
+    const uint32_t word = i < 4 ? a[i] : b[i - 4];
+    mine[2 * i] = E::low(word);
+    mine[2 * i + 1] = E::high(word);
   }
+  const unsigned char *all = emulated_meet("mma 16x8x16", mine, sizeof mine);
+  float rows[2][16], columns[2][16]; // of A and of B: this lane's
+  for (int owner = 0; owner < 4; ++owner)
+    for (int half = 0; half < 2; ++half)
+      for (int i = 0; i < 2; ++i) {
+        const int k = 8 * half + 2 * owner;
+        memcpy(&rows[i][k], met_words(all, lane / 4 * 4 + owner, 2 * (i + 2 * half)), 8);
+        memcpy(&columns[i][k], met_words(all, 4 * (2 * (lane % 4) + i) + owner, 8 + 2 * half), 8);
+      }
+  // Products are exact and are added before the one rounding, as on a device (which cuts: Fasi et al. 2021,
+  // "Numerical behavior of NVIDIA tensor cores").
+  Two sum[2] = {{c[0], c[1]}, {c[2], c[3]}};
+  for (int k = 0; k < 16; ++k) {
+    const Two column = {columns[0][k], columns[1][k]};
+    for (int i = 0; i < 2; ++i) sum[i] += static_cast<double>(rows[i][k]) * column;
+  }
+  for (int e = 0; e < 4; ++e) c[e] = static_cast<float>(sum[e / 2][e % 2]);
 }
 
 #endif

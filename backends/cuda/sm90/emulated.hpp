@@ -298,17 +298,21 @@ inline void matrix_pin(Acc (&)[kCount]) {}
 inline void matrix_after(float) {}
 inline MatrixTile matrix_fresh(MatrixTile tile) { return tile; }
 
-// Element (line, k) of an operand: k is contracted. Lines of an operand that is not transposed are rows of
-// shared memory, of a transposed one columns.
+// Elements (line, 0 .. 15) of an operand, over which a product sums. Lines of an operand that is not transposed are
+// rows of shared memory, of a transposed one columns.
 template <class E>
-inline float matrix_element(MatrixTile tile, bool transposed, int line, int k) {
+inline void matrix_line(MatrixTile tile, bool transposed, int line, float (&out)[16]) {
+  const unsigned char *shared = emulated_thread().shared;
   const uint32_t base = (tile.low & 0x3fff) << 4, piece = (tile.low >> 16) << 4;
-  uint32_t at = transposed ? base + static_cast<uint32_t>(line / 64) * piece +
-                                 static_cast<uint32_t>(k) * 128 + static_cast<uint32_t>(line % 64) * 2
-                           : base + static_cast<uint32_t>(line) * 128 + static_cast<uint32_t>(k) * 2;
-  at ^= (at >> 7 & 7) << 4; // the swizzle is of addresses
-  const uint16_t bits = shared_at<uint16_t>(at);
-  return E::low(bits);
+  const uint32_t l = static_cast<uint32_t>(line), step = transposed ? 128 : 2;
+  const uint32_t begin = base + (transposed ? l / 64 * piece + l % 64 * 2 : l * 128);
+  for (uint32_t k = 0; k < 16; ++k) {
+    uint32_t at = begin + k * step;
+    at ^= (at >> 7 & 7) << 4; // the swizzle is of addresses
+    uint16_t bits;
+    memcpy(&bits, shared + at, 2);
+    out[k] = E::low(bits);
+  }
 }
 
 struct EmulatedProduct {
@@ -322,22 +326,23 @@ struct EmulatedProduct {
 template <class E>
 inline void emulated_product(const void *data) {
   const EmulatedProduct &p = *static_cast<const EmulatedProduct *>(data);
+  typedef double Two __attribute__((vector_size(16)));
   float a[2][16], b[16];
   for (int r = 0; r < 2; ++r)
-    for (int k = 0; k < 16; ++k)
-      a[r][k] = p.in_registers
-                    ? (k & 1 ? E::high(p.row[r][k / 2]) : E::low(p.row[r][k / 2]))
-                    : matrix_element<E>(p.a, p.a_transposed, 16 * p.warp + p.lane / 4 + 8 * r, k);
+    if (p.in_registers)
+      for (int k = 0; k < 16; ++k) a[r][k] = k & 1 ? E::high(p.row[r][k / 2]) : E::low(p.row[r][k / 2]);
+    else
+      matrix_line<E>(p.a, p.a_transposed, 16 * p.warp + p.lane / 4 + 8 * r, a[r]);
+  Two both[16]; // rows
+  for (int k = 0; k < 16; ++k) both[k] = Two{a[0][k], a[1][k]};
   for (int j = 0; j < p.columns / 8; ++j)
     for (int e = 0; e < 2; ++e) {
-      for (int k = 0; k < 16; ++k)
-        b[k] = matrix_element<E>(p.b, p.b_transposed, 8 * j + 2 * (p.lane % 4) + e, k);
-      for (int r = 0; r < 2; ++r) {
-        float &d = p.d[4 * j + 2 * r + e];
-        double sum = p.add ? d : 0.0; // rounded once, as by mma.sync
-        for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[r][k]) * b[k];
-        d = static_cast<float>(sum);
-      }
+      matrix_line<E>(p.b, p.b_transposed, 8 * j + 2 * (p.lane % 4) + e, b);
+      float &d0 = p.d[4 * j + e], &d1 = p.d[4 * j + 2 + e];
+      Two sum = p.add ? Two{d0, d1} : Two{}; // rounded once, as by mma.sync
+      for (int k = 0; k < 16; ++k) sum += both[k] * static_cast<double>(b[k]);
+      d0 = static_cast<float>(sum[0]);
+      d1 = static_cast<float>(sum[1]);
     }
 }
 
