@@ -132,9 +132,10 @@ if wanted hip; then
     say "build-hip: bounds of a model, and lines that the backends share"
     scripts/amd_model.py --table --rows build-hip/tests/unit/unit_hip_rows build-hip/backends/hip/objects
     scripts/shared_lines.py --least 80 --least-used 70
-    # Every kernel of every device; all cases on one device of each kind of wave, some groups on the others.
+    # Every kernel of every device; all cases, and every kernel on many keys, on one device of each kind of wave, some
+    # groups on the others.
     run_ctest build-hip -R 'hip|amdgpu' -E \
-      'hip_cases_(gfx90a|gfx1100)|hip_basic|hip_(reports|varlen|paged|dropout)_(gfx942|gfx1201)|hip_model|hip_shared_lines'
+      'hip_(cases|cut)_(gfx90a|gfx1100)|hip_basic|hip_(reports|varlen|paged|dropout)_(gfx942|gfx1201)|hip_model|hip_shared_lines'
     # Folded into the library, with the same code objects.
     configure_and_build release build-hip-static -DTESSERA_ENABLE_HIP=ON -DBUILD_SHARED_LIBS=OFF \
       -DTESSERA_ENABLE_CPU=OFF -DTESSERA_BUILD_BENCH=OFF "-DTESSERA_HIP_OBJECTS=$PWD/build-hip/backends/hip/objects"
