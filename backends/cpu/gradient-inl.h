@@ -179,14 +179,26 @@ HWY_INLINE void gradient_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
   }
 }
 
+// The sum of what was added, with what rounding took from it (Knuth 1969) unless that is of infinities.
+HWY_INLINE VF whole_sum(VF sum, VF rest) {
+  return hn::IfThenElse(hn::Eq(rest, rest), hn::Add(sum, rest), sum);
+}
+HWY_INLINE void add_exactly(VF x, VF &sum, VF &rest) {
+  const VF all = hn::Add(sum, x), part = hn::Sub(all, sum);
+  rest = hn::Add(rest, hn::Add(hn::Sub(sum, hn::Sub(all, part)), hn::Sub(x, part)));
+  sum = all;
+}
+
 // Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit))
-// and, with kGrad, e (sum of w dP). Leaves w (-0 where hidden) in s and dP after dropout in g. Sums
-// go by 16 keys, which keeps rounding errors from growing with the tile.
+// and, with kGrad, e (sum of w dP). Leaves w (-0 where hidden) in s and dP after dropout in g.
+// D = e / l must be the mean of these dP: what the sums are off by stays in the sum of dS, and so in dQ wherever keys
+// have a column in common. Where few keys have nearly all weight, every key that comes after them rounds a sum of full
+// size: so sums go by four keys, and what rounding takes where these join is kept.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                            const float *HWY_RESTRICT keep, const Zones &z, size_t width, float unit,
                            float *HWY_RESTRICT m, float *HWY_RESTRICT l, float *HWY_RESTRICT e) {
-  constexpr size_t kSum = 16;
+  constexpr size_t kSum = 4;
   const DF d;
   const VF u = hn::Set(d, unit);
   const VF zero = hn::Zero(d);
@@ -196,7 +208,7 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
     for (size_t j = z.from[v], i = j * width + x; j < z.to[v]; ++j, i += width)
       top = RowPolicy::max(top, hn::Load(d, s + i));
     const VF ref = Recurrence::reference(top);
-    VF sum = zero, sum_e = zero;
+    VF sum = zero, sum_e = zero, rest = zero, rest_e = zero;
     for (size_t j0 = z.from[v] / kSum * kSum; j0 < z.to[v]; j0 += kSum) {
       VF part = zero, part_e = zero;
       size_t j = HWY_MAX(j0, z.from[v]);
@@ -209,17 +221,18 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
         if constexpr (kGrad) {
           VF dp = hn::Load(d, g + i);
           if constexpr (kDrop) dp = kept(dp, hn::Load(d, keep + i));
-          part_e = hn::Add(part_e, hn::IfThenZeroElse(hidden, hn::Mul(p, dp)));
+          part_e = hn::MulAdd(p, hn::IfThenZeroElse(hidden, dp), part_e);
           hn::Store(dp, d, g + i);
         }
       }
-      sum = hn::Add(sum, part);
-      sum_e = hn::Add(sum_e, part_e);
+      add_exactly(part, sum, rest);
+      if constexpr (kGrad) add_exactly(part_e, sum_e, rest_e);
     }
     const VF alpha = Recurrence::correction_in(u, old, ref);
     hn::Store(top, d, m + x);
-    hn::Store(Recurrence::new_sum(hn::Load(d, l + x), alpha, sum), d, l + x);
-    if constexpr (kGrad) hn::Store(Recurrence::new_sum(hn::Load(d, e + x), alpha, sum_e), d, e + x);
+    hn::Store(Recurrence::new_sum(hn::Load(d, l + x), alpha, whole_sum(sum, rest)), d, l + x);
+    if constexpr (kGrad)
+      hn::Store(Recurrence::new_sum(hn::Load(d, e + x), alpha, whole_sum(sum_e, rest_e)), d, e + x);
   }
 }
 
