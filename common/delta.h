@@ -75,4 +75,12 @@ TSRI_INLINE float tsri_delta_most_lse(float q, float k, float scale, int64_t dim
   return square < 0.16f ? 4 : square < 0.64f ? 8 : 16;
 }
 
+/* Whether no row of a head of `keys` keys may take float32 P and delta from what is stored. The rounding of a stored
+ * LSE, of O and of dO O stays in the sum of a row's dS, which is 0 in standard attention but for a rounding of delta,
+ * and keys with a part in common carry it into dQ: there rows that a window, a mask, a bias or their scores leave few
+ * keys are off by most. Of what values have in common as above. */
+TSRI_INLINE int tsri_delta_shares_f32(const tsri_delta_facts *f, int64_t dim_qk, int64_t keys) {
+  return !(f->key < 0.5f * f->key_spread) || (float)keys > tsri_delta_most_keys(f, dim_qk);
+}
+
 #endif  // TESSERA_COMMON_DELTA_H_

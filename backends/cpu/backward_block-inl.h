@@ -160,7 +160,7 @@ class BackwardBlock {
   void start_state() {
     for (size_t r = 0; r < width_; ++r) {
       s_.m[r] = -__builtin_inff();
-      s_.l[r] = s_.e[r] = 0.0f;
+      s_.l[r] = s_.e[r] = s_.l_rest[r] = s_.e_rest[r] = 0.0f;
     }
   }
 
@@ -174,12 +174,13 @@ class BackwardBlock {
       dlse[r] = upstream_lse(row_at(r));
     }
     for (size_t x = 0; x < width_; x += lanes_) {
-      const VF m = hn::Load(d, s_.m + x), l = hn::Load(d, s_.l + x), logit = hn::LoadU(d, sink + x);
+      const VF m = hn::Load(d, s_.m + x), logit = hn::LoadU(d, sink + x);
+      const VF l = whole_sum(hn::Load(d, s_.l + x), hn::Load(d, s_.l_rest + x));
+      const VF e = whole_sum(hn::Load(d, s_.e + x), hn::Load(d, s_.e_rest + x));
       VF inverse = Recurrence::inverse_sum(l), p_sink = hn::Zero(d);
       // Not e times inverse: P sums to l times inverse, and the rounding of inverse would leave a
       // multiple of D in the sum of dS.
-      VF mean = RowPolicy::select_eq(l, hn::Zero(d), hn::Zero(d),
-                                     hn::Div(hn::Load(d, s_.e + x), l));
+      VF mean = RowPolicy::select_eq(l, hn::Zero(d), hn::Zero(d), hn::Div(e, l));
       if (p_.sink) {
         // Weights of the keys and of the sink against the larger of both.
         const VF top_m = hn::Mul(m, natural), top = Recurrence::new_max(top_m, logit);
@@ -187,7 +188,7 @@ class BackwardBlock {
         const VF all = Recurrence::inverse_sum(Recurrence::new_sum(l, w, v));
         inverse = hn::Mul(w, all);
         p_sink = hn::Mul(v, all);
-        mean = hn::Mul(hn::Load(d, s_.e + x), inverse);
+        mean = hn::Mul(e, inverse);
       }
       const VF delta = hn::Sub(mean, hn::LoadU(d, dlse + x));
       // No key: P is 0.

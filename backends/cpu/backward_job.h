@@ -111,6 +111,7 @@ typedef struct tsri_cpu_backward_scratch {
   float *lines;                      /* [4][line] rows on their way in or out */
   float *ref, *inverse, *d, *p_sink; /* [block] of the job's arrays */
   float *m, *l, *e;                  /* [block] maximum, sum of w = 2^((s - m) unit), sum of w dP */
+  float *l_rest, *e_rest;            /* [block] what rounding took from these sums */
   float *slope;                      /* [block] ALiBi */
   int64_t *query, *head;             /* [block] i and h */
   int64_t *from, *to;                /* [block] allowed keys of the band */
@@ -164,6 +165,8 @@ TSRI_INLINE tsri_cpu_backward_scratch tsri_cpu_backward_scratch_take(
   s.m = (float *)tsri_workspace_take(ws, block, f);
   s.l = (float *)tsri_workspace_take(ws, block, f);
   s.e = (float *)tsri_workspace_take(ws, block, f);
+  s.l_rest = (float *)tsri_workspace_take(ws, block, f);
+  s.e_rest = (float *)tsri_workspace_take(ws, block, f);
   s.d = (float *)tsri_workspace_take(ws, block, f);
   s.slope = (float *)tsri_workspace_take(ws, block, f);
   s.query = (int64_t *)tsri_workspace_take(ws, block, i8);

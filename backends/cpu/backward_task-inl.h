@@ -338,7 +338,8 @@ class BackwardTask : protected BackwardBlock {
     if (purpose == kKnown)
       return gradient_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, s_.ref, s_.inverse, s_.d,
                                          unit_);
-    state_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, unit_, s_.m, s_.l, s_.e);
+    const RowSums sums = {s_.m, s_.l, s_.l_rest, s_.e, s_.e_rest};
+    state_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, unit_, sums);
     if (purpose == kState) return;
     end_state();
     finish_tile<kGrad, kDrop>(s, g, s_.keep, *t.zones, width_, s_.inverse, s_.d);

@@ -97,16 +97,16 @@ float tsri_cpu_delta_most(const tsr_resolved *problem, const tsr_args *args, int
   int64_t n;
   if (seq.q.len == 0 || seq.k.len == 0) return (float)INFINITY;
   look_at_columns(&keys, p->dim_qk, &facts.key, &facts.key_spread);
-  if (p->q.dtype == TSR_DTYPE_F32) {
-    for (n = 0; n < TSRI_DELTA_QUERIES; ++n)
-      queries += squared_length(p, args, tsri_row_offset(p->q.stride, b, g * problem->group + tsri_delta_head(n, problem->group),
-                                                         seq.q.begin + query_at(&seq, n)));
-    return tsri_delta_most_lse(queries / TSRI_DELTA_QUERIES, facts.key + facts.key_spread, p->scale, p->dim_qk);
-  }
   look_at_columns(&values, p->dim_v, &facts.value, &facts.value_spread);
   for (n = 0; !tsri_delta_has_terms(p) && n < TSRI_DELTA_QUERIES; ++n)
     shares += 1 / fmax(1, crowd_of(p, args, &seq, &keys, g * problem->group + tsri_delta_head(n, problem->group),
                                    query_at(&seq, n)));
   if (shares > 0) facts.crowd = (float)(TSRI_DELTA_QUERIES / shares);
-  return tsri_delta_most_keys(&facts, p->dim_qk);
+  if (p->q.dtype != TSR_DTYPE_F32) return tsri_delta_most_keys(&facts, p->dim_qk);
+  if (tsri_delta_shares_f32(&facts, p->dim_qk, seq.k.len)) return -1;
+  for (n = 0; n < TSRI_DELTA_QUERIES; ++n) {
+    const int64_t h = g * problem->group + tsri_delta_head(n, problem->group);
+    queries += squared_length(p, args, tsri_row_offset(p->q.stride, b, h, seq.q.begin + query_at(&seq, n)));
+  }
+  return tsri_delta_most_lse(queries / TSRI_DELTA_QUERIES, facts.key + facts.key_spread, p->scale, p->dim_qk);
 }

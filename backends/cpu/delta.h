@@ -12,8 +12,8 @@
 extern "C" {
 #endif
 
-/* Of KV head g of sequence b. Of float32 inputs: those whose |LSE| is at most this; of others: those that see at most
- * so many keys. */
+/* Of KV head g of sequence b. Of float32 inputs: those whose |LSE| is at most this, none if it is
+ * negative; of others: those that see at most so many keys. */
 float tsri_cpu_delta_most(const tsr_resolved *problem, const tsr_args *args, int64_t b, int64_t g);
 
 #ifdef __cplusplus

@@ -189,21 +189,35 @@ HWY_INLINE void add_exactly(VF x, VF &sum, VF &rest) {
   sum = all;
 }
 
-// Rows whose state is being found: folds a tile into m (maximum), l (sum of w = 2^((s - m) unit))
-// and, with kGrad, e (sum of w dP). Leaves w (-0 where hidden) in s and dP after dropout in g.
+// Of rows: maximum, sum of w = 2^((s - m) unit), sum of w dP, and what rounding took from these.
+struct RowSums {
+  float *HWY_RESTRICT m, *HWY_RESTRICT l, *HWY_RESTRICT l_rest, *HWY_RESTRICT e, *HWY_RESTRICT e_rest;
+};
+
+// sum alpha + x + rest, where alpha is 1 unless the maximum moved.
+HWY_INLINE void join_sum(VF alpha, VF x, VF more, float *HWY_RESTRICT sum, float *HWY_RESTRICT rest) {
+  const DF d;
+  VF all = hn::Mul(alpha, hn::Load(d, sum)), lost = hn::MulAdd(alpha, hn::Load(d, rest), more);
+  add_exactly(x, all, lost);
+  hn::Store(all, d, sum);
+  hn::Store(lost, d, rest);
+}
+
+// Rows whose state is being found: folds a tile into m, l and, with kGrad, e. Leaves w (-0 where
+// hidden) in s and dP after dropout in g.
 // D = e / l must be the mean of these dP: what the sums are off by stays in the sum of dS, and so in dQ wherever keys
 // have a column in common. Where few keys have nearly all weight, every key that comes after them rounds a sum of full
 // size: so sums go by four keys, and what rounding takes where these join is kept.
 template <bool kGrad, bool kDrop>
 HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
                            const float *HWY_RESTRICT keep, const Zones &z, size_t width, float unit,
-                           float *HWY_RESTRICT m, float *HWY_RESTRICT l, float *HWY_RESTRICT e) {
+                           const RowSums &sums) {
   constexpr size_t kSum = 4;
   const DF d;
   const VF u = hn::Set(d, unit);
   const VF zero = hn::Zero(d);
   for (size_t x = 0, v = 0; x < width; x += hn::Lanes(d), ++v) {
-    const VF old = hn::Load(d, m + x);
+    const VF old = hn::Load(d, sums.m + x);
     VF top = old;
     for (size_t j = z.from[v], i = j * width + x; j < z.to[v]; ++j, i += width)
       top = RowPolicy::max(top, hn::Load(d, s + i));
@@ -229,10 +243,9 @@ HWY_INLINE void state_tile(float *HWY_RESTRICT s, float *HWY_RESTRICT g,
       if constexpr (kGrad) add_exactly(part_e, sum_e, rest_e);
     }
     const VF alpha = Recurrence::correction_in(u, old, ref);
-    hn::Store(top, d, m + x);
-    hn::Store(Recurrence::new_sum(hn::Load(d, l + x), alpha, whole_sum(sum, rest)), d, l + x);
-    if constexpr (kGrad)
-      hn::Store(Recurrence::new_sum(hn::Load(d, e + x), alpha, whole_sum(sum_e, rest_e)), d, e + x);
+    hn::Store(top, d, sums.m + x);
+    join_sum(alpha, sum, rest, sums.l + x, sums.l_rest + x);
+    if constexpr (kGrad) join_sum(alpha, sum_e, rest_e, sums.e + x, sums.e_rest + x);
   }
 }
 
