@@ -60,15 +60,12 @@ static void fill(float mean, int alone) {
   }
 }
 
-static float most_keys(void) {
-  tsr_resolved problem;
-  tsr_args args;
-  tsr_problem *p = &problem.p;
+static tsr_problem *problem_of(tsr_resolved *problem, tsr_dtype dtype) {
+  tsr_problem *p = &problem->p;
   tsr_layout *layouts[3];
   int i;
-  memset(&problem, 0, sizeof problem);
-  memset(&args, 0, sizeof args);
-  p->batch = p->heads_q = p->heads_kv = problem.group = 1;
+  memset(problem, 0, sizeof *problem);
+  p->batch = p->heads_q = p->heads_kv = problem->group = 1;
   p->seq_q = p->seq_k = KEYS;
   p->dim_qk = p->dim_v = DIM;
   p->scale = 0.125f;
@@ -77,14 +74,44 @@ static float most_keys(void) {
   layouts[1] = &p->k;
   layouts[2] = &p->v;
   for (i = 0; i < 3; ++i) {
-    layouts[i]->dtype = TSR_DTYPE_BF16;
+    layouts[i]->dtype = dtype;
     layouts[i]->stride[3] = 1;
     layouts[i]->stride[2] = DIM;
   }
   p->lse.stride[2] = 1;
+  return p;
+}
+
+static float most_keys(void) {
+  tsr_resolved problem;
+  tsr_args args;
+  problem_of(&problem, TSR_DTYPE_BF16);
+  memset(&args, 0, sizeof args);
   args.q = q;
   args.k = k;
   args.v = v;
+  args.lse = lse;
+  return tsri_cpu_delta_most(&problem, &args, 0, 0);
+}
+
+/* What is made of the same numbers in float32: the largest |LSE| of rows that may take what is stored. */
+static float most_lse(float mean) {
+  static float q32[KEYS * DIM], k32[KEYS * DIM], v32[KEYS * DIM];
+  tsr_resolved problem;
+  tsr_args args;
+  tsr_problem *p = problem_of(&problem, TSR_DTYPE_F32);
+  int i;
+  fill(mean, 0);
+  for (i = 0; i < KEYS * DIM; ++i) {
+    q32[i] = float_of(q[i]) * 8; /* scores of ordinary size */
+    k32[i] = float_of(k[i]);
+    v32[i] = float_of(v[i]) - mean;
+  }
+  p->scale = 1;
+  memset(&args, 0, sizeof args);
+  args.q = q32;
+  args.k = k32;
+  args.v = v32;
   args.lse = lse;
   return tsri_cpu_delta_most(&problem, &args, 0, 0);
 }
@@ -101,5 +128,9 @@ int main(void) {
   fill(0.5f, KEYS / 8);
   most = most_keys();
   if (!(most < KEYS)) failures += printf("FAIL and rows that see key 0 alone: %g keys, expected fewer than %d\n", (double)most, KEYS) > 0;
+  most = most_lse(0);
+  if (!(most == 16)) failures += printf("FAIL float32, nothing in common: |LSE| %g, expected 16\n", (double)most) > 0;
+  most = most_lse(1);
+  if (!(most < 0)) failures += printf("FAIL float32, a mean of 1 of keys: |LSE| %g, expected none\n", (double)most) > 0;
   return failures != 0;
 }
