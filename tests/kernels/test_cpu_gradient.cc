@@ -59,7 +59,8 @@ void test_gradient_tiles() {
   const size_t lanes = hn::Lanes(DF()), n = 37;
   if (n * lanes > kMost) return;
   HWY_ALIGN_MAX static float keep[kMost], s[kMost], g[kMost];
-  HWY_ALIGN_MAX float m[64], l[64], e[64], inverse[64], delta[64];
+  HWY_ALIGN_MAX float m[64], l[64], e[64], l_rest[64], e_rest[64], inverse[64], delta[64];
+  const RowSums sums = {m, l, l_rest, e, e_rest};
   const float unit = 0.7f;
   for (size_t i = 0; i < n * lanes; ++i) {
     const bool hidden = i % lanes == 1 || kernel_uniform(17, i, 0, 1) < 0.2f;
@@ -68,13 +69,13 @@ void test_gradient_tiles() {
     other_[i] = hidden || dropped ? NAN : kernel_uniform(20, i, -1, 1);
     keep[i] = dropped ? 0.0f : 1.25f;
   }
-  for (size_t r = 0; r < lanes; ++r) m[r] = -kInf, l[r] = e[r] = 0;
+  for (size_t r = 0; r < lanes; ++r) m[r] = -kInf, l[r] = e[r] = l_rest[r] = e_rest[r] = 0;
   memcpy(s, in_, n * lanes * 4);
   memcpy(g, other_, n * lanes * 4);
   const size_t half = 20;  // two tiles, the first of them longer than a partial sum
-  state_tile<true, true>(s, g, keep, zones_whole(half, 1), lanes, unit, m, l, e);
+  state_tile<true, true>(s, g, keep, zones_whole(half, 1), lanes, unit, sums);
   state_tile<true, true>(s + half * lanes, g + half * lanes, keep + half * lanes,
-                         zones_whole(n - half, 1), lanes, unit, m, l, e);
+                         zones_whole(n - half, 1), lanes, unit, sums);
   for (size_t r = 0; r < lanes; ++r) {
     double top = -HUGE_VAL, sum = 0, mean = 0;
     for (size_t j = 0; j < n; ++j) top = fmax(top, (double)in_[j * lanes + r]);
@@ -85,6 +86,10 @@ void test_gradient_tiles() {
       sum += w;
       if (keep[i] != 0) mean += w * keep[i] * other_[i];
     }
+    // With what rounding took, sums are as exact as what is added: a 2^x has a rounding or two of its own.
+    const double l_all = (double)l[r] + l_rest[r], e_all = (double)e[r] + e_rest[r];
+    kernel_check(fabs(l_all - sum) <= 3e-7 * sum && fabs(e_all - mean) <= 3e-7 * sum,
+                 "sums of row %zu: %.9g %.9g, not %.9g %.9g", r, l_all, e_all, sum, mean);
     kernel_check(m[r] == top && fabs(l[r] - sum) < 1e-6 * (1 + sum) && fabs(e[r] - mean) < 1e-5,
                  "state of row %zu: %g %g %g, not %g %g %g", r, m[r], l[r], e[r], top, sum, mean);
     inverse[r] = sum > 0 ? static_cast<float>(1 / sum) : 1.0f;
@@ -105,11 +110,12 @@ void test_gradient_tiles() {
   // A tile that is all keys, its state at hand: the same to rounding.
   float *whole_s = out_;
   HWY_ALIGN_MAX float whole_m[64];
-  for (size_t r = 0; r < lanes; ++r) whole_m[r] = -kInf, l[r] = e[r] = 0;
+  for (size_t r = 0; r < lanes; ++r) whole_m[r] = -kInf, l[r] = e[r] = l_rest[r] = e_rest[r] = 0;
   memcpy(whole_s, in_, n * lanes * 4);
   HWY_ALIGN_MAX static float whole_g[kMost];
   memcpy(whole_g, other_, n * lanes * 4);
-  state_tile<true, true>(whole_s, whole_g, keep, zones_whole(n, 1), lanes, unit, whole_m, l, e);
+  state_tile<true, true>(whole_s, whole_g, keep, zones_whole(n, 1), lanes, unit,
+                         RowSums{whole_m, l, l_rest, e, e_rest});
   finish_tile<true, true>(whole_s, whole_g, keep, zones_whole(n, 1), lanes, inverse, delta);
   for (size_t i = 0; i < n * lanes; ++i)
     kernel_check(fabs(whole_s[i] - s[i]) < 1e-6 && fabs(whole_g[i] - g[i]) < 1e-6,
