@@ -169,12 +169,12 @@ static tsr_status resolve_alignment(const char *name, tsr_layout *l) {
 }
 
 /* Strides that no address needs may have any value: of axes of length 1, and all of an empty tensor. Kernels count
- * strides in bytes and by rows of a tile, where large ones would overflow. */
-static void drop_idle_strides(const int64_t dim[4], tsr_layout *l) {
+ * strides in bytes and by rows of a tile, where large ones would overflow; none becomes 0, which says broadcast. */
+static void limit_idle_strides(const int64_t dim[4], tsr_layout *l) {
   const int64_t most = INT64_C(1) << 39;
   const int empty = !dim[0] || !dim[1] || !dim[2] || !dim[3];
   for (int a = 0; a < 4; ++a) {
-    if ((empty || dim[a] == 1) && l->stride[a] > most) l->stride[a] = 0;
+    if ((empty || dim[a] == 1) && l->stride[a] > most) l->stride[a] = most;
   }
 }
 
@@ -202,7 +202,7 @@ tsr_status tsri_validate_layout(const char *name, const int64_t dim[4], int flag
                   "%s.stride[%d]: found %lld, accepted a stride past the reach of the inner axes: "
                   "an output may not address an element twice",
                   name, axis, (LL)l->stride[axis]);
-  drop_idle_strides(dim, l);
+  limit_idle_strides(dim, l);
   /* Axes of length 1 have no stride to speak of; kernels look at the last one only. */
   if (flags & TSRI_LAYOUT_ROWS) {
     l->stride[3] = 0;

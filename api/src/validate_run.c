@@ -67,6 +67,9 @@ static tsr_status check_tensors(const tsr_problem *p, tsr_args *args, run_memory
       continue;
     }
     tsri_tensor_dims(p, t, dim);
+    /* A broadcast dbias has one element along that axis, even of no batches, heads, queries or keys: zeros go there. */
+    for (int a = 0; layout == &p->dbias && a < 4; ++a)
+      if (!layout->stride[a]) dim[a] = 1;
     TSRI_INVALID_IF(tsri_layout_extent(dim, layout->stride, layout->dtype, &bytes),
                     "%s: found an extent past 2^63-1 bytes", t->name);
     TSRI_FORWARD(tsri_validate_pointer(t->name, pointer, 1, bytes, layout->alignment));
@@ -134,7 +137,7 @@ static tsr_status check_vectors(const tsr_problem *p, tsr_args *a, run_memory *m
   return TSR_STATUS_SUCCESS;
 }
 
-static tsr_status check_workspace(size_t needed, const tsr_args *a, run_memory *memory) {
+static tsr_status check_workspace(size_t needed, tsr_args *a, run_memory *memory) {
   TSRI_INVALID_IF(!a->workspace && a->workspace_size,
                   "workspace: found NULL with workspace_size %zu, accepted a pointer, or both zero",
                   a->workspace_size);
@@ -145,6 +148,8 @@ static tsr_status check_workspace(size_t needed, const tsr_args *a, run_memory *
                   "workspace: found %p, accepted multiples of 64 bytes", a->workspace);
   if (needed)
     add_memory(memory, "workspace", TSRI_OUT, tsri_region_flat(a->workspace, (int64_t)needed));
+  else
+    a->workspace = NULL;
   return TSR_STATUS_SUCCESS;
 }
 

@@ -341,6 +341,21 @@ static bool set_absurd(tsr_problem *p, int field, int v) {
   return true;
 }
 
+static int absurd_count(int field) {
+  switch (problem_fields[field].kind) {
+    case LONG:
+      return EDGES;
+    case INT:
+      return 20 + EDGES;
+    case REAL:
+      return REAL_EDGES;
+    case LAYOUT:
+      break;
+  }
+  return 40 + 5 * EDGES;
+}
+
+enum { SWEEP_BASES = 6 };
 static tsr_problem sweep_base(int which) {
   tsr_problem p = TSR_PROBLEM_INIT;
   p.batch = which == 1 ? 1 : 2, p.heads_q = which == 1 ? 1 : 4, p.heads_kv = which == 1 ? 1 : 2;
@@ -356,6 +371,11 @@ static tsr_problem sweep_base(int which) {
   }
   p.passes = TSR_PASS_FORWARD | TSR_PASS_BACKWARD;
   p.dout = p.dq = p.dk = p.dv = p.q;
+  if (which >= 4) { /* tensors of pairs, in the second one of nothing */
+    p.bias.dtype = p.dbias.dtype = TSR_DTYPE_F32;
+    p.mask.dtype = TSR_DTYPE_U8;
+    if (which == 5) p.batch = 0;
+  }
   if (which == 2) p.arrays = TSR_ARRAY_CU_Q | TSR_ARRAY_CU_K, p.total_q = 140, p.total_k = 600;
   return p;
 }
@@ -392,7 +412,7 @@ Test(misuse, absurd_fields) {
     const tsr_device device = tsr_backends_device(NULL, names[n], 0);
     int base, field, v;
     uint64_t trial;
-    for (base = 0; base < 4; ++base)
+    for (base = 0; base < SWEEP_BASES; ++base)
       for (field = 0; field < PROBLEM_FIELDS; ++field)
         for (v = 0;; ++v) {
           tsr_problem p = sweep_base(base);
@@ -401,12 +421,12 @@ Test(misuse, absurd_fields) {
           check_absurd(&p, device, problem_fields[field].name, v);
         }
     for (trial = 0; trial < 4000; ++trial) {
-      tsr_problem p = sweep_base((int)(trial % 4));
+      tsr_problem p = sweep_base((int)(trial % SWEEP_BASES));
       const int one = (int)tsr_test_integer(trial, 5, 0, 0, PROBLEM_FIELDS - 1);
       const int two = (int)tsr_test_integer(trial, 5, 1, 0, PROBLEM_FIELDS - 1);
       p.backend = names[n];
-      set_absurd(&p, one, (int)tsr_test_integer(trial, 5, 2, 0, EDGES - 1));
-      set_absurd(&p, two, (int)tsr_test_integer(trial, 5, 3, 0, EDGES - 1));
+      set_absurd(&p, one, (int)tsr_test_integer(trial, 5, 2, 0, absurd_count(one) - 1));
+      set_absurd(&p, two, (int)tsr_test_integer(trial, 5, 3, 0, absurd_count(two) - 1));
       check_absurd(&p, device, problem_fields[two].name, (int)trial);
     }
   }

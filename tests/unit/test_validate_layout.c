@@ -174,15 +174,20 @@ Test(validate_layout, extents) {
 Test(validate_layout, idle_strides) {
   const int64_t most = INT64_C(1) << 39;
   GOOD(p.batch = 1; p.seq_q = 1; strided(&p.q, INT64_MAX, 8, INT64_C(1) << 62, 1));
-  STRIDES(q, 0, 8, 0, 1);
+  STRIDES(q, most, 8, most, 1);
   GOOD(p.batch = 1; strided(&p.q, most, 24, 8, 1));
   STRIDES(q, most, 24, 8, 1);
   GOOD(p.seq_k = 0; strided(&p.k, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX));
-  STRIDES(k, 0, 0, 0, 0);
+  STRIDES(k, most, most, most, most);
   GOOD(p.batch = 1; p.heads_q = p.heads_kv = 1;
        strided(&p.o, INT64_MAX, INT64_MAX, 8, 1); strided(&p.k, INT64_MAX, 24, 8, 1));
-  STRIDES(o, 0, 0, 8, 1);
-  STRIDES(k, 0, 24, 8, 1);
+  STRIDES(o, most, most, 8, 1);
+  STRIDES(k, most, 24, 8, 1);
+  /* None becomes a broadcast, which dbias has to share with bias. */
+  GOOD(p.batch = 0; p.bias.dtype = p.dbias.dtype = TSR_DTYPE_F32; strided(&p.bias, most + 1, INT64_MAX, 5, 1);
+       strided(&p.dbias, INT64_MAX, 15, 5, 1));
+  STRIDES(bias, most, most, 5, 1);
+  STRIDES(dbias, most, 15, 5, 1);
 }
 
 Test(validate_layout, outputs_are_unique) {

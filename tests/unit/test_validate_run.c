@@ -122,6 +122,15 @@ Test(validate_run, empty_memory_has_no_address) {
   GOOD(p.batch = 0; p.arrays = TSR_ARRAY_USED_K | TSR_ARRAY_DIAGONAL; p.causal = TSR_CAUSAL_EXPLICIT,
        a.used_k = memory[9]; a.diagonal = memory[10]);
   cr_assert(!checked.used_k && !checked.diagonal);
+  /* But what is broadcast along an axis of nothing has elements. */
+  RUN(EXPECT_OK, TSR_PASS_BACKWARD, backward_args(),
+      p.batch = 0; p.bias.dtype = p.dbias.dtype = TSR_DTYPE_F32; p.bias.order = p.dbias.order = TSR_ORDER_STRIDED;
+      p.bias.stride[1] = p.dbias.stride[1] = 15; p.bias.stride[2] = p.dbias.stride[2] = 5;
+      p.bias.stride[3] = p.dbias.stride[3] = 1, a.bias = memory[9]; a.dbias = memory[10]);
+  cr_assert(checked.dbias == memory[10] && !checked.q);
+  BAD_BACKWARD("dbias: found NULL, accepted a pointer to ", p.batch = 0; p.bias.dtype = p.dbias.dtype = TSR_DTYPE_F32;
+               p.bias.order = p.dbias.order = TSR_ORDER_STRIDED; p.bias.stride[1] = p.dbias.stride[1] = 15;
+               p.bias.stride[2] = p.dbias.stride[2] = 5; p.bias.stride[3] = p.dbias.stride[3] = 1, a.bias = memory[9]);
   /* Aligned and wanted it has to be nevertheless. */
   BAD("k: found 0x", p.seq_k = 0, a.k = (const char *)memory[1] + 1);
   BAD("lse: found a pointer", p.seq_q = 0, a.lse = memory[4]);

@@ -127,8 +127,9 @@ typedef struct tsr_backend {
   /* Frees what plan_create made. Work of a run may still be enqueued on a device: device memory it
    * uses is freed in stream order or kept by the state. */
   void (*plan_destroy)(void *state, void *plan);
-  /* Runs the pass. Pointers are checked against the problem, workspace is present and large enough
-   * on host devices; on others workspace may be NULL, then the backend allocates. */
+  /* Runs the pass. Pointers are checked against the problem, and NULL where there is no element (empty tensors and
+   * arrays, a workspace of which nothing is needed). workspace is present and large enough on host devices; on
+   * others it may be NULL, then the backend allocates. */
   tsr_status (*run)(void *state, void *plan, const tsr_args *args, tsr_reason *reason);
   /* (optional) Merges partial results; layouts are resolved. */
   tsr_status (*merge)(void *state, int32_t device, const tsr_merge_problem *problem,

@@ -185,7 +185,11 @@ tsr_status check_pointer(const char *name, const void *pointer, int32_t device,
   Memory where = Memory::kUnknown;
   if (!pointer) return TSR_STATUS_SUCCESS;
   const tsr_status found = runtime_where(pointer, &where, &owner, reason);
-  if (found != TSR_STATUS_SUCCESS) return found;
+  if (found != TSR_STATUS_SUCCESS) {
+    const tsr_reason why = *reason;
+    snprintf(reason->text, sizeof reason->text, "%s: %.200s", name, why.text);
+    return found;
+  }
   if (where == Memory::kManaged || (where == Memory::kDevice && owner == device))
     return TSR_STATUS_SUCCESS;
   if (where == Memory::kDevice)

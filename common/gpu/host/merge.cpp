@@ -59,7 +59,11 @@ tsr_status merge_prepare(int32_t device, tsr_reason *why) {
   const Entry *const entries[] = {&merge_entry, &merge_table_entry, &keep_mask_entry};
   for (const Entry *entry : entries) {
     const tsr_status status = runtime_prepare(device, entry->function, entry->shared_bytes, why);
-    if (status != TSR_STATUS_SUCCESS) return status;
+    if (status != TSR_STATUS_SUCCESS) {
+      const tsr_reason cause = *why;
+      snprintf(why->text, sizeof why->text, "code of merges: %.200s", cause.text);
+      return status;
+    }
   }
   __atomic_fetch_or(&ready, bit, __ATOMIC_RELAXED);
   return TSR_STATUS_SUCCESS;

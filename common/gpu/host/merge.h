@@ -13,7 +13,7 @@ namespace TSRI_GPU_BACKEND {
 
 extern const Entry merge_entry, merge_table_entry, keep_mask_entry;
 
-// Makes the functions of both calls ready on a device.
+// Makes the functions of both calls ready on a device, once: whoever resets the device loads them again with the next call.
 tsr_status merge_prepare(int32_t device, tsr_reason *why);
 tsr_status merge_launch(int32_t device, const tsr_merge_problem &problem,
                         const void *const *o_parts, const float *const *lse_parts, void *o,
