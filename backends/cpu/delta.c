@@ -93,16 +93,19 @@ float tsri_cpu_delta_most(const tsr_resolved *problem, const tsr_args *args, int
   const rows_of values = {&p->v, args->v, tsri_pages_of(p, args), &seq.k, b, g};
   tsri_delta_facts facts = {0, 0, 0, 0, 1};
   double shares = 0; /* of 1 / crowd, which the error goes with: a row that looks at one key says nothing of others */
+  const int f32 = p->q.dtype == TSR_DTYPE_F32;
   float queries = 0;
   int64_t n;
   if (seq.q.len == 0 || seq.k.len == 0) return (float)INFINITY;
   look_at_columns(&keys, p->dim_qk, &facts.key, &facts.key_spread);
+  /* Short heads are looked at as well, so what does not matter to float32 is not looked for. */
+  if (f32 && tsri_delta_shares_f32(&facts, p->dim_qk, seq.k.len)) return -1;
   look_at_columns(&values, p->dim_v, &facts.value, &facts.value_spread);
-  for (n = 0; !tsri_delta_has_terms(p) && n < TSRI_DELTA_QUERIES; ++n)
+  for (n = 0; !tsri_delta_has_terms(p) && !(f32 && facts.value == 0) && n < TSRI_DELTA_QUERIES; ++n)
     shares += 1 / fmax(1, crowd_of(p, args, &seq, &keys, g * problem->group + tsri_delta_head(n, problem->group),
                                    query_at(&seq, n)));
   if (shares > 0) facts.crowd = (float)(TSRI_DELTA_QUERIES / shares);
-  if (p->q.dtype != TSR_DTYPE_F32) return tsri_delta_most_keys(&facts, p->dim_qk);
+  if (!f32) return tsri_delta_most_keys(&facts, p->dim_qk);
   if (tsri_delta_shares_f32(&facts, p->dim_qk, seq.k.len)) return -1;
   for (n = 0; n < TSRI_DELTA_QUERIES; ++n) {
     const int64_t h = g * problem->group + tsri_delta_head(n, problem->group);

@@ -197,7 +197,9 @@ struct RowSums {
 // sum alpha + x + rest, where alpha is 1 unless the maximum moved.
 HWY_INLINE void join_sum(VF alpha, VF x, VF more, float *HWY_RESTRICT sum, float *HWY_RESTRICT rest) {
   const DF d;
-  VF all = hn::Mul(alpha, hn::Load(d, sum)), lost = hn::MulAdd(alpha, hn::Load(d, rest), more);
+  const VF held = hn::Load(d, sum);
+  VF all = hn::Mul(alpha, held), lost = hn::MulAdd(alpha, hn::Load(d, rest), more);
+  lost = hn::Add(lost, Recurrence::product_rest<RowPolicy>(alpha, held, all, 0));
   add_exactly(x, all, lost);
   hn::Store(all, d, sum);
   hn::Store(lost, d, rest);

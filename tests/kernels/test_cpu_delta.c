@@ -94,20 +94,21 @@ static float most_keys(void) {
   return tsri_cpu_delta_most(&problem, &args, 0, 0);
 }
 
-/* What is made of the same numbers in float32: the largest |LSE| of rows that may take what is stored. */
-static float most_lse(float mean) {
+/* What is made of the same numbers in float32, values moved by `more` and queries `times` as large: the largest |LSE| of
+ * rows that may take what is stored. LSE is that of these numbers if times is 1. */
+static float most_lse(float mean, int alone, float more, float times) {
   static float q32[KEYS * DIM], k32[KEYS * DIM], v32[KEYS * DIM];
   tsr_resolved problem;
   tsr_args args;
   tsr_problem *p = problem_of(&problem, TSR_DTYPE_F32);
   int i;
-  fill(mean, 0);
+  fill(mean, alone);
   for (i = 0; i < KEYS * DIM; ++i) {
-    q32[i] = float_of(q[i]) * 8; /* scores of ordinary size */
+    q32[i] = float_of(q[i]) * times;
     k32[i] = float_of(k[i]);
-    v32[i] = float_of(v[i]) - mean;
+    v32[i] = float_of(v[i]) + more;
   }
-  p->scale = 1;
+  p->scale = times > 1 ? 1 : 0.125f;
   memset(&args, 0, sizeof args);
   args.q = q32;
   args.k = k32;
@@ -128,9 +129,13 @@ int main(void) {
   fill(0.5f, KEYS / 8);
   most = most_keys();
   if (!(most < KEYS)) failures += printf("FAIL and rows that see key 0 alone: %g keys, expected fewer than %d\n", (double)most, KEYS) > 0;
-  most = most_lse(0);
+  most = most_lse(0, 0, 0, 8); /* scores of ordinary size */
   if (!(most == 16)) failures += printf("FAIL float32, nothing in common: |LSE| %g, expected 16\n", (double)most) > 0;
-  most = most_lse(1);
+  most = most_lse(1, 0, -1, 8);
   if (!(most < 0)) failures += printf("FAIL float32, a mean of 1 of keys: |LSE| %g, expected none\n", (double)most) > 0;
+  most = most_lse(0, 0, 2, 1);
+  if (!(most < 0)) failures += printf("FAIL float32, a mean of 2 of values: |LSE| %g, expected none\n", (double)most) > 0;
+  most = most_lse(0, KEYS, 2, 1);
+  if (!(most == 16)) failures += printf("FAIL and rows that see key 0 alone: |LSE| %g, expected 16\n", (double)most) > 0;
   return failures != 0;
 }

@@ -86,10 +86,6 @@ void test_gradient_tiles() {
       sum += w;
       if (keep[i] != 0) mean += w * keep[i] * other_[i];
     }
-    // With what rounding took, sums are as exact as what is added: a 2^x has a rounding or two of its own.
-    const double l_all = (double)l[r] + l_rest[r], e_all = (double)e[r] + e_rest[r];
-    kernel_check(fabs(l_all - sum) <= 3e-7 * sum && fabs(e_all - mean) <= 3e-7 * sum,
-                 "sums of row %zu: %.9g %.9g, not %.9g %.9g", r, l_all, e_all, sum, mean);
     kernel_check(m[r] == top && fabs(l[r] - sum) < 1e-6 * (1 + sum) && fabs(e[r] - mean) < 1e-5,
                  "state of row %zu: %g %g %g, not %g %g %g", r, m[r], l[r], e[r], top, sum, mean);
     inverse[r] = sum > 0 ? static_cast<float>(1 / sum) : 1.0f;
@@ -122,6 +118,63 @@ void test_gradient_tiles() {
                  "whole tile, element %zu", i);
 }
 
+// Sums of exact weights, powers of two, and of exact products with dP: exact themselves with what rounding took. Key 0
+// has nearly all weight, those after it a half to 2^-28 of it each; a later tile moves the maximum.
+void test_exact_sums() {
+  const size_t lanes = hn::Lanes(DF()), n = 60, tile = 20;
+  HWY_ALIGN_MAX static float s[kMost], g[kMost];
+  HWY_ALIGN_MAX float m[64], l[64], e[64], l_rest[64], e_rest[64];
+  const RowSums sums = {m, l, l_rest, e, e_rest};
+  if (n * lanes > kMost) return;
+  for (size_t i = 0; i < n * lanes; ++i) {
+    const size_t j = i / lanes;
+    // The four keys that are added first hold no other: their sum would be rounded before it joins.
+    const bool beside = (j > 0 && j < 4) || (j > 47 && j < 52 && j != 50);
+    in_[i] = beside ? -kInf : j == 0 ? 0.0f : j == 50 ? 1.0f : -floorf(kernel_uniform(31, i, 20, 28));
+    other_[i] = floorf(kernel_uniform(32, i, 1, 255));
+  }
+  for (size_t r = 0; r < lanes; ++r) m[r] = -kInf, l[r] = e[r] = l_rest[r] = e_rest[r] = 0;
+  memcpy(s, in_, n * lanes * 4);
+  memcpy(g, other_, n * lanes * 4);
+  for (size_t t = 0; t < n; t += tile)
+    state_tile<true, false>(s + t * lanes, g + t * lanes, nullptr, zones_whole(tile, 1), lanes, 1.0f, sums);
+  for (size_t r = 0; r < lanes; ++r) {
+    double sum = 0, mean = 0;
+    for (size_t j = 0; j < n; ++j) {
+      const double w = exp2((double)in_[j * lanes + r] - 1);
+      sum += w;
+      mean += w * other_[j * lanes + r];
+    }
+    const double l_all = (double)l[r] + l_rest[r], e_all = (double)e[r] + e_rest[r];
+    kernel_check(fabs(l_all - sum) <= 1e-8 * sum && fabs(e_all - mean) <= 1e-8 * mean,
+                 "sums of row %zu: %.12g %.12g, not %.12g %.12g", r, l_all, e_all, sum, mean);
+  }
+}
+
+// Where all dP are 3, so is D, though every tile moves the maximum: what weights are off by is in both sums, what
+// their rescaling rounds is not.
+void test_sums_rescaled() {
+  const size_t lanes = hn::Lanes(DF()), n = 20;
+  HWY_ALIGN_MAX static float s[kMost], g[kMost];
+  HWY_ALIGN_MAX float m[64], l[64], e[64], l_rest[64], e_rest[64];
+  const RowSums sums = {m, l, l_rest, e, e_rest};
+  double squares = 0;
+  if (n * lanes > kMost) return;
+  for (size_t r = 0; r < lanes; ++r) m[r] = -kInf, l[r] = e[r] = l_rest[r] = e_rest[r] = 0;
+  for (size_t t = 0; t < 400; ++t) {
+    for (size_t i = 0; i < n * lanes; ++i) {
+      s[i] = 0.002f * static_cast<float>(t * n + i / lanes) + kernel_uniform(33, t * kMost + i, 0, 0.01f);
+      g[i] = 3;
+    }
+    state_tile<true, false>(s, g, nullptr, zones_whole(n, 1), lanes, 0.7f, sums);
+    for (size_t r = 0; t >= 200 && r < lanes; ++r) {
+      const double d = ((double)e[r] + e_rest[r]) / ((double)l[r] + l_rest[r]) / 3 - 1;
+      squares += d * d / static_cast<double>(200 * lanes);
+    }
+  }
+  kernel_check(sqrt(squares) < 1.5e-8, "D of sums that are rescaled: off by %g of it", sqrt(squares));
+}
+
 void test_softcap_gradient() {
   for (size_t i = 0; i < kMost; ++i) in_[i] = out_[i] = kernel_uniform(21, i, -40, 40);
   softcap_gradient_tile(out_, other_, kMost, 9.0f);
@@ -136,6 +189,8 @@ void test_softcap_gradient() {
 void run_gradients() {
   test_rows_product();
   test_gradient_tiles();
+  test_exact_sums();
+  test_sums_rescaled();
   test_softcap_gradient();
 }
 
