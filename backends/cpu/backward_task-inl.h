@@ -16,8 +16,8 @@
 // of LSE is a relative error |LSE| 2^-24 of a whole row of P, that of a 16-bit O reaches D. Both
 // are harmless in long rows of ordinary size. Where they are not, maximum, sum and D are computed
 // from the scores again: at no cost in sequences short enough to be one tile, with two more
-// products for rows of a large LSE and, if O has 16 bits, for rows of few keys and of heads whose keys and
-// values have parts in common (common/delta.h).
+// products for rows of a large LSE, if O has 16 bits for rows of few keys and of heads whose keys and
+// values have parts in common, and in float32 for heads whose keys or values have large ones (common/delta.h).
 #include <string.h>
 
 #include "backward_block-inl.h"
