@@ -82,16 +82,20 @@ static tsr_problem *problem_of(tsr_resolved *problem, tsr_dtype dtype) {
   return p;
 }
 
+static float look(const tsr_resolved *problem, const void *queries, const void *keys, const void *values) {
+  tsr_args args;
+  memset(&args, 0, sizeof args);
+  args.q = queries;
+  args.k = keys;
+  args.v = values;
+  args.lse = lse;
+  return tsri_cpu_delta_most(problem, &args, 0, 0);
+}
+
 static float most_keys(void) {
   tsr_resolved problem;
-  tsr_args args;
   problem_of(&problem, TSR_DTYPE_BF16);
-  memset(&args, 0, sizeof args);
-  args.q = q;
-  args.k = k;
-  args.v = v;
-  args.lse = lse;
-  return tsri_cpu_delta_most(&problem, &args, 0, 0);
+  return look(&problem, q, k, v);
 }
 
 /* What is made of the same numbers in float32, values moved by `more` and queries `times` as large: the largest |LSE| of
@@ -99,7 +103,6 @@ static float most_keys(void) {
 static float most_lse(float mean, int alone, float more, float times) {
   static float q32[KEYS * DIM], k32[KEYS * DIM], v32[KEYS * DIM];
   tsr_resolved problem;
-  tsr_args args;
   tsr_problem *p = problem_of(&problem, TSR_DTYPE_F32);
   int i;
   fill(mean, alone);
@@ -109,12 +112,7 @@ static float most_lse(float mean, int alone, float more, float times) {
     v32[i] = float_of(v[i]) + more;
   }
   p->scale = times > 1 ? 1 : 0.125f;
-  memset(&args, 0, sizeof args);
-  args.q = q32;
-  args.k = k32;
-  args.v = v32;
-  args.lse = lse;
-  return tsri_cpu_delta_most(&problem, &args, 0, 0);
+  return look(&problem, q32, k32, v32);
 }
 
 int main(void) {
