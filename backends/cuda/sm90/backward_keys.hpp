@@ -145,6 +145,7 @@ struct EngineKeys {
     const uint32_t again = (static_cast<uint32_t>(w.number) & 1) ^ 1;
     const int32_t first = n;
     const uint32_t place = key_slot(w.number);
+    wait_for_sums(args.backward.order, w); // first: the unit before is still multiplied
     phase_wait(kEmptyK + 8 * place, key_parity(w.number) ^ 1);
     load_boxes<kBytesK, kPieceK>(kK + place * kBytesK, args.k, kFullK + 8 * place, w.k_row, w.g, w.k_batch);
     if (w.count == 0) { // nobody reads them, but everybody counts
@@ -158,7 +159,6 @@ struct EngineKeys {
       phase_wait(kEmpty + 8 * slot, parity_of(n) ^ 1);
       load_boxes<kBytesQ, kPieceQ>(kQ + slot * kBytesQ, args.q, kFullQ + 8 * slot, row, head, w.q_batch);
       if (n == first) {
-        wait_for_sums(args.backward.order, w);
         phase_wait(kEmptyV, again);
         load_boxes<kBytesV, kPieceK>(kV, args.v, kFullV, w.k_row, w.g, w.k_batch);
       }

@@ -123,19 +123,6 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     }
     sync_wave();
   }
-  // Those rows into the tensor, 16 bytes a lane. What is known of the piece is read first: the stores might change it.
-  TSRI_DEVICE_MEMBER void write_part(const BackwardArgs &args, uint32_t at, const SumPiece &piece, int column) {
-    const int lane = fresh_thread_index() % 32;
-    column += lane % 2 * 8;
-    const int rows = column < piece.columns ? piece.rows - lane / 2 : 0;
-    const int64_t stride = args.call.p.dq.stride[2];
-    uint16_t *to = static_cast<uint16_t *>(args.call.a.dq) + piece.to + column + lane / 2 * stride;
-    at += static_cast<uint32_t>(lane) * 16;
-    TSRI_UNROLL
-    for (int r = 0; r < 64; r += 16)
-      if (r < rows) store_chunk(to + r * stride, shared_at<Chunk>(at + static_cast<uint32_t>(r) * 32).w);
-  }
-
   TSRI_DEVICE_MEMBER int32_t parts_of(const SumOrder &sums, int32_t n, int pieces) {
     return kParts * smaller(pieces, 2 * sums.set_tiles * sums.sets - n);
   }
@@ -158,13 +145,40 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     return !any_lane(load_word(sums.added + set) < units || (before >= 0 && load_word(sums.freed + before) < pieces));
   }
 
+  // The pieces taken, of which every lane has a word: to read one from memory again with each part takes longer than to
+  // turn it.
+  static constexpr int kPieceWords = sizeof(SumPiece) / 4;
+  TSRI_DEVICE_MEMBER uint32_t load_pieces(const SumOrder &sums, int32_t n, int pieces) {
+    const int lane = fresh_thread_index() % 32;
+    if (lane / kPieceWords * kParts >= parts_of(sums, n, pieces)) return 0;
+    return reinterpret_cast<const uint32_t *>(sums.pieces + n)[lane];
+  }
+  TSRI_DEVICE_MEMBER uint32_t piece_word(uint32_t own, int32_t i, int word) {
+    return shuffle(own, i / kParts * kPieceWords + word);
+  }
+  TSRI_DEVICE_MEMBER int32_t piece_set(uint32_t own, int32_t i) { return static_cast<int32_t>(piece_word(own, i, 2)); }
+  TSRI_DEVICE_MEMBER int32_t piece_from(uint32_t own, int32_t i) { return static_cast<int32_t>(piece_word(own, i, 3)); }
+  TSRI_DEVICE_MEMBER bool piece_frees(uint32_t own, int32_t i) { return piece_word(own, i, 6) != 0; }
+
+  // The rows of part i into the tensor, 16 bytes a lane.
+  TSRI_DEVICE_MEMBER void write_part(const BackwardArgs &args, uint32_t at, uint32_t own, int i) {
+    const int lane = fresh_thread_index() % 32, column = i % kParts * 16 + lane % 2 * 8;
+    const int32_t left = static_cast<int32_t>(piece_word(own, i, 4)), columns = static_cast<int32_t>(piece_word(own, i, 5));
+    const int64_t to = static_cast<int64_t>(uint64_t{piece_word(own, i, 1)} << 32 | piece_word(own, i, 0));
+    const int rows = column < columns ? left - lane / 2 : 0;
+    const int64_t stride = args.call.p.dq.stride[2];
+    uint16_t *row = static_cast<uint16_t *>(args.call.a.dq) + to + column + lane / 2 * stride;
+    at += static_cast<uint32_t>(lane) * 16;
+    TSRI_UNROLL
+    for (int r = 0; r < 64; r += 16)
+      if (r < rows) store_chunk(row + r * stride, shared_at<Chunk>(at + static_cast<uint32_t>(r) * 32).w);
+  }
+
   // Starts part i of pieces from n on, or, if others may wait for parts that are under way, false: not yet.
   template <int kCount>
-  TSRI_DEVICE_MEMBER bool start_part(const BackwardArgs &args, int32_t i, bool waits, uint32_t at, uint32_t full,
+  TSRI_DEVICE_MEMBER bool start_part(const BackwardArgs &args, uint32_t own, int32_t i, bool waits, uint32_t at, uint32_t full,
                                      uint32_t state) {
-    const SumOrder &sums = args.order.sums;
-    const SumPiece &piece = sums.pieces[shared_at<Taken>(state).n + i / kParts];
-    const int32_t set = piece.set;
+    const int32_t set = piece_set(own, i);
     if (set != shared_at<Taken>(state).there) {
       if (!has_set(args.order, set, waits)) return false;
       fence_device();
@@ -173,23 +187,23 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
       if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).there = set;
     }
     sync_wave();
+    const int32_t from = piece_from(own, i);
     if (fresh_thread_index() % 32 == 0) {
       const uint32_t slot = static_cast<uint32_t>(i) % kCount;
       phase_expect(full + 8 * slot, kPart);
-      bulk_load(at + slot * kPart, part_at(args, piece.from, i % kParts), kPart, full + 8 * slot);
+      bulk_load(at + slot * kPart, part_at(args, from, i % kParts), kPart, full + 8 * slot);
     }
     return true;
   }
   template <int kCount>
   TSRI_DEVICE_MEMBER uint32_t buffer_of(uint32_t at, int i) { return at + static_cast<uint32_t>(i) % kCount * kPart; }
   template <int kCount>
-  TSRI_DEVICE_MEMBER void end_part(const BackwardArgs &args, int i, uint32_t at, uint32_t full, uint32_t state) {
+  TSRI_DEVICE_MEMBER void end_part(const BackwardArgs &args, uint32_t own, int i, uint32_t at, uint32_t full) {
     phase_wait(full + 8 * (static_cast<uint32_t>(i) % kCount), static_cast<uint32_t>(i / kCount) & 1);
     turn_part(args.call.p.scale, buffer_of<kCount>(at, i));
     keep_register(i); // what follows from it is found anew
-    const SumPiece &piece = args.order.sums.pieces[shared_at<Taken>(state).n + i / kParts];
-    write_part(args, buffer_of<kCount>(at, i), piece, i % kParts * 16);
-    if (piece.frees) zero_part(part_at(args, piece.from, i % kParts));
+    write_part(args, buffer_of<kCount>(at, i), own, i);
+    if (piece_frees(own, i)) zero_part(part_at(args, piece_from(own, i), i % kParts));
     fence_async(); // the buffer
   }
 
@@ -210,24 +224,25 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
       sync_wave();
       if (fresh_thread_index() % 32 == 0) shared_at<Taken>(state).n = n;
       take_next<kPieces>(sums, state); // early: it takes its time
+      const uint32_t own = load_pieces(sums, n, kPieces);
       sync_wave();
       int32_t started = 0;
       TSRI_NO_UNROLL
       for (int32_t done = 0; done < parts_of(sums, shared_at<Taken>(state).n, kPieces); ++done) {
         TSRI_NO_UNROLL
         while (started - done < kCount && started < parts_of(sums, shared_at<Taken>(state).n, kPieces)) {
-          if (!start_part<kCount>(args, started, started == done, at, full, state)) break;
+          if (!start_part<kCount>(args, own, started, started == done, at, full, state)) break;
           ++started;
         }
-        end_part<kCount>(args, done, at, full, state);
+        end_part<kCount>(args, own, done, at, full);
       }
       fence_async_all(); // zeros
       sync_wave();
-      const int i = fresh_thread_index() % 32;
-      const SumPiece *piece = sums.pieces + shared_at<Taken>(state).n + i;
-      if (kParts * i < parts_of(sums, shared_at<Taken>(state).n, kPieces) && piece->frees) {
+      const int i = smaller(fresh_thread_index() % 32, kPieces - 1) * kParts;
+      const int32_t set = piece_set(own, i);
+      if (piece_frees(own, i) && fresh_thread_index() % 32 < kPieces) { // of none that there is no longer
         fence_device();
-        increment_word(sums.freed + piece->set);
+        increment_word(sums.freed + set);
       }
     }
   }

@@ -172,15 +172,23 @@ bool turns_sums(const Row &row, const tsr_problem &p, const BackwardCut &cut) {
          !(p.arrays & (TSR_ARRAY_USED_Q | TSR_ARRAY_LEFT_PAD_Q));
 }
 
-// Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes about as long
-// as a few units, and for those that are worked on side by side, twice as many where sections overlap. Fewer than those and
+// Units a block that begin while dQ of one leaves: the time of so many rows of queries, of a unit's mean number of them.
+constexpr int64_t kRowsLeaving = 3840, kLeastLeaving = 5, kMostLeaving = 12;
+int64_t units_leaving(const tsr_problem &p) {
+  const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
+  const int64_t rows = max64(tsri_mul_sat(max64(p.seq_q, 1), group) / (masks_queries(p) ? 2 : 1), 1);
+  return max64(kLeastLeaving, min64(kMostLeaving, kRowsLeaving / rows));
+}
+
+// Then sums have room for the heads that blocks work on, for those whose dQ is on its way, which takes as long
+// as a few units or some more short ones, and for those that are worked on side by side, twice as many where sections overlap. Fewer than those and
 // two more could make blocks wait for each other.
 void cut_sums(const DeviceFacts &facts, const Row &row, const tsr_problem &p, BackwardCut *cut) {
   if (!turns_sums(row, p, *cut)) return;
   const int64_t sets = p.heads_kv * (p.arrays & TSR_ARRAY_CU_Q ? 1 : p.batch);
   const int64_t tile = int64_t{row.tile_q} * row.dim_qk;
   const int64_t beside = cut->lag < cut->keys.tiles ? 2 * int64_t{cut->together} : max64(cut->together, cut->last);
-  const int64_t under_way = 5 * int64_t{facts.processors} / cut->keys.tiles + 1 + cut->together + beside;
+  const int64_t under_way = units_leaving(p) * int64_t{facts.processors} / cut->keys.tiles + 1 + cut->together + beside;
   cut->sets = static_cast<int32_t>(sets);
   cut->ring = static_cast<int32_t>(min64(sets, under_way));
   cut->set_tiles = static_cast<int32_t>(cut->dq_floats / tile / sets);
