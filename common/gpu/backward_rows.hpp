@@ -145,7 +145,7 @@ struct BackwardPrepare {
     const float sum = dot(args, used, o, g);
     if (!used) return stat;
     stat.delta = p.dlse.dtype != TSR_DTYPE_NONE ? sum - dlse : sum;
-    if (lse != -infinity()) stat.lse = plain_nan(lse * args.lse_unit);
+    if (lse != -infinity()) stat.lse = plain_nan(in_stats_unit(lse, args.lse_unit));
     stat.delta = plain_nan(stat.delta);
     coarse = is_coarse(args, queries, keys, stat.lse);
     return stat;
@@ -385,7 +385,7 @@ struct BackwardSink {
       const RowStat stat = args.stats[row];
       if (stat.lo > stat.hi) continue;
       const float weight = args.weight ? share(stat.lse, args.weight[row], sink)
-                                       : exp2_of(sink * args.lse_unit - stat.lse);
+                                       : exp2_of(in_stats_unit(sink, args.lse_unit) - stat.lse);
       if (weight != 0.0f) sum -= static_cast<double>(weight) * stat.delta;
     }
     const uint32_t at = static_cast<uint32_t>(thread_index()) * 8;

@@ -243,7 +243,7 @@ struct BackwardStats : Tiles {
       RowStat stat = shared_at<RowStat>(Base::kStats + static_cast<uint32_t>(row) * 16);
       const float sink = p.sink ? args.call.a.sink[h] : -infinity();
       const RowSum all = Natural::value ? weighted(state[r].max, sum, sink)
-                                        : logarithmic(state[r].max, sum, sink * args.lse_unit);
+                                        : logarithmic(state[r].max, sum, in_stats_unit(sink, args.lse_unit));
       stat.lse = all.lse == -infinity() ? infinity() : all.lse;
       stat.delta = sum == 0.0f ? 0.0f : delta * all.factor;
       if (Natural::value) args.weight[shared.stats + i] = sum == 0.0f ? 1.0f : all.factor;

@@ -111,6 +111,15 @@ TSRI_DEVICE void store_dq(const BackwardArgs &args, int64_t b, int64_t h, int64_
   *reinterpret_cast<Halves *>(static_cast<uint16_t *>(dq) + to) = x;
 }
 
+// An LSE or a sink in the unit of stats. Natural ones beyond 2.4e38 have no power in base two: they become the largest
+// finite ones there, beside which other scores are as nothing too. Infinities and NaN stay.
+TSRI_DEVICE float in_stats_unit(float x, float unit) {
+  constexpr float most = 3.402823466e+38f;
+  const float y = x * unit;
+  if (y == infinity() && x <= most) return most;
+  return y == -infinity() && x >= -most ? -most : y;
+}
+
 // Whether a row that sees `keys` keys needs better numbers than the stored ones. most, large: keys, and |LSE| in the unit of stats, that
 // delta_most() allows.
 TSRI_DEVICE bool is_coarse(const BackwardArgs &args, int64_t queries, int64_t keys, float lse,

@@ -67,9 +67,10 @@ typedef enum tsr_mask_kind {
 typedef enum tsr_sink_kind {
   TSR_SINK_NONE = 0,
   TSR_SINK_NORMAL,
-  TSR_SINK_LARGE,    /* 20 and more: the sink takes nearly everything */
-  TSR_SINK_LOW,      /* -200 and less: no effect but in rows that see no key */
-  TSR_SINK_MINUS_INF /* no effect */
+  TSR_SINK_LARGE,     /* 20 and more: the sink takes nearly everything */
+  TSR_SINK_LOW,       /* -200 and less: no effect but in rows that see no key */
+  TSR_SINK_MINUS_INF, /* no effect */
+  TSR_SINK_HUGE       /* +-3e38 by turns of heads: finite, and no float32 in base two */
 } tsr_sink_kind;
 
 /* Axes of bias, mask or block mask that are broadcast through a stride of 0. */

@@ -287,6 +287,7 @@ static bool fill_head_values(tsr_inputs *in) {
       if (row->sink == TSR_SINK_LARGE) x = 20 + fabs(x);
       if (row->sink == TSR_SINK_LOW) x = -200 - fabs(x);
       if (row->sink == TSR_SINK_MINUS_INF) x = -(double)INFINITY;
+      if (row->sink == TSR_SINK_HUGE) x = h % 2 ? -3e38 : 3e38;
       in->sink.x[h] = tsr_test_round(TSR_DTYPE_F32, x);
     }
   }
