@@ -24,6 +24,8 @@ namespace cuda {
   extern const Row tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k;
 #define TSRI_CUDA_PLANES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   extern const Row tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k;
+#define TSRI_CUDA_HALVES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
+  extern const Row tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_halves_##q##x##k;
 #include "kernels.def"
 
 static const Row *const rows[] = {
@@ -42,6 +44,8 @@ static const Row *const rows[] = {
   &tsri_cuda_row_fwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k,
 #define TSRI_CUDA_PLANES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
   &tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_planes_##q##x##k,
+#define TSRI_CUDA_HALVES_BACKWARD(dtype, DTYPE, tier, dim_qk, dim_v, mask, arch, q, k, ...) \
+  &tsri_cuda_row_bwd_##dtype##_##tier##_##mask##__##arch##_halves_##q##x##k,
 #include "kernels.def"
 };
 

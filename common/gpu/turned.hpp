@@ -39,7 +39,7 @@ TSRI_DEVICE bool turn_scaled_tile(uint32_t from, uint32_t to, int thread) {
   using TFrom = typename Operands<U>::template Copy<TTo>;
   constexpr int lanes = TFrom::kChunks, step = kThreads / lanes; // step: rows between two chunks of a thread
   constexpr int at_once = 4;
-  static_assert(U::kWave % lanes == 0 && step % 8 == 0, "whole swizzle periods");
+  static_assert(U::kWave % lanes == 0 && step % 4 == 0, "whole or half swizzle periods");
   static_assert(TFrom::kRows % (at_once * step) == 0, "lanes of a wave take the same turns");
   const int r = thread / lanes, c = thread % lanes;
   uint32_t source = from + TFrom::at(r, c);
@@ -50,7 +50,8 @@ TSRI_DEVICE bool turn_scaled_tile(uint32_t from, uint32_t to, int thread) {
     Chunk chunk[at_once];
     TSRI_UNROLL
     for (int n = 0; n < at_once; ++n)
-      chunk[n] = shared_at<Chunk>(source + static_cast<uint32_t>(n * step * TFrom::kRowBytes));
+      chunk[n] = shared_at<Chunk>((step % 8 != 0 && n % 2 != 0 ? source ^ 64u : source) + // see LaneCopies
+                                  static_cast<uint32_t>(n * step * TFrom::kRowBytes));
     odd = U::template store_scaled<TTo, step>(place, chunk, c == 0) || odd;
     source += at_once * step * TFrom::kRowBytes;
     TTo::down(place, at_once * step);

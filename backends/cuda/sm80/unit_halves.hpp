@@ -28,7 +28,7 @@ struct HalvesTile {
   static constexpr int kScales = kRows * kRowBytes;
   static constexpr int kBytes = ceil_div(kScales + kRows * 4, 128) * 128;
   static constexpr bool kTransposed = false;
-  static_assert(kColumns % 64 == 0, "planes begin where a swizzle does");
+  static_assert(kColumns == 32 || kColumns % 64 == 0, "planes begin where a swizzle does, or in its middle");
 
   TSRI_DEVICE_MEMBER uint32_t at(int r, int c) {
     return static_cast<uint32_t>(r * kRowBytes + ((c ^ (r & 7)) & 7) * 16 + (c & ~7) * 16);
@@ -120,6 +120,44 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
                                       static_cast<uint32_t>(con0 * kRowBytes));
   }
 
+  // The operand of apply from a tile [con][free].
+  using ApplyTOffset = ZOffset;
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER ApplyTOffset apply_transposed_offset(uint32_t tile, int free0) {
+    return ApplyTOffset{along(Base::template con_offset<kRowBytes>(tile), free0 * 2)};
+  }
+  template <int kRowBytes>
+  TSRI_DEVICE_MEMBER void load_apply_transposed(P &p, ApplyTOffset offset, int free0, int step) {
+    TSRI_UNROLL
+    for (int n = 0; n < 2; ++n)
+      ldmatrix_transposed(p.r[n], along(offset.at, free0 * 2 + n * (kRowBytes / 2)) +
+                                      static_cast<uint32_t>(step * kApplyStep * kRowBytes));
+  }
+  // sums[i][k] = a[i][0] b[k][0] + ... of kSteps steps, small products first. All sums in turn: a product waits
+  // longer for the one before it in its sum than for the tensor core.
+  // kSwapped: in the order that b a has, see score_sum of unit_f32.hpp.
+  template <bool kSwapped, int kFree, int kCon, int kSteps>
+  TSRI_DEVICE_MEMBER void multiply_all(Acc (&sums)[kFree][kCon], const Planes (&a)[kFree][kSteps],
+                                       const Planes (&b)[kCon][kSteps]) {
+    TSRI_UNROLL
+    for (int i = 0; i < kFree; ++i)
+      TSRI_UNROLL
+      for (int k = 0; k < kCon; ++k)
+        TSRI_UNROLL
+        for (int e = 0; e < Base::kElements; ++e) sums[i][k].x[e] = 0.0f;
+    TSRI_UNROLL
+    for (int n = 0; n < 3; ++n)
+      TSRI_UNROLL
+      for (int s = 0; s < kSteps; ++s)
+        TSRI_UNROLL
+        for (int i = 0; i < kFree; ++i)
+          TSRI_UNROLL
+          for (int k = 0; k < kCon; ++k)
+            TSRI_UNROLL
+            for (int half = 0; half < 2; ++half)
+              mma16(Half{}, sums[i][k].x + 4 * half, a[i][s].r[n == !kSwapped], b[k][s].r[n == kSwapped] + 2 * half);
+  }
+
   // sum = a[0] b[0] + ... of kSteps steps, small products first, both halves of b in turn.
   template <int kSteps>
   TSRI_DEVICE_MEMBER void multiply(Acc &sum, const Planes (&a)[kSteps], const Planes (&b)[kSteps]) {
@@ -200,7 +238,8 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
       }
       TSRI_UNROLL
       for (int p = 0; p < 2; ++p)
-        shared_at<Group>(place.plane[p] + n * kDown * T::kRowBytes) = Group{{s.r[p][0], s.r[p][1]}};
+        shared_at<Group>((kDown % 8 != 0 && n % 2 != 0 ? place.plane[p] ^ 64u : place.plane[p]) +
+                         n * kDown * T::kRowBytes) = Group{{s.r[p][0], s.r[p][1]}};
     }
     return odd;
   }
@@ -258,6 +297,7 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
       for (int i = 0; i < 4; ++i)
         split(p[c], i, x[c][2 * i] * up[Base::slot(2 * i)], x[c][2 * i + 1] * up[Base::slot(2 * i)]);
   }
+  TSRI_DEVICE_MEMBER float inverse_unit(float unit) { return bits_float((254u << 23) - float_bits(unit)); }
   // A unit, 2^-14 of the power of two of numbers whose largest has bits `most`, and its inverse, as normal numbers.
   TSRI_DEVICE_MEMBER void unit_of(uint32_t most, float &up, float &unit) {
     const uint32_t power = larger_word(most & 0x7f800000u, 15u << 23);

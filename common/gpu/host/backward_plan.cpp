@@ -363,6 +363,10 @@ bool backward_cut(const Row &row, const tsr_problem &p, BackwardCut *cut, tsr_re
   cut->direct = queries && keys && makes_direct(row, p);
   if (cut->direct) cut->sums = false;
   cut->ordered = cut->sums && orders;
+  if (row.planes == 2 && queries && !cut->sums) {
+    snprintf(why->text, sizeof why->text, "dq is made without sums; this kernel makes it beside dk and dv");
+    return false;
+  }
   cut->rows = tsri_mul_sat(p.heads_q,
                            packed_q ? p.total_q : tsri_mul_sat(p.batch, p.seq_q));
   cut->dq_columns = row.backward.chunk_qk;
