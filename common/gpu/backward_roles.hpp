@@ -159,6 +159,7 @@ struct BackwardRoles : Base {
       clear<U>(none);
       Steps::store_scores(Base::kP, none, row + role() * U::kCon);
       Steps::store_scores(Base::kS, none, row + role() * U::kCon);
+      meet(); // nothing is exchanged, but tools that look for races count the barriers of every wave
       return;
     }
     // Zeros beyond the last query have p = 1, which makes NaN of what is not finite.
