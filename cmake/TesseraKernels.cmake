@@ -97,8 +97,8 @@ endmacro()
 # Rows of 8.0 that differ in the 16-bit element type alone share a source, named with 16 in place of the type: a second
 # of nvcc's time for a source is the same whatever it holds. Of those of 9.0 products are counted row by row (see
 # check_rows.cmake).
-# The template of a family is instance_<family>_<dtype>.cu.in, instance_<family>.cu.in or instance.cu.in, whichever
-# there is first.
+# The template of a family is instance_<family>_<dtype>.cu.in, instance_halves_<family>.cu.in (of rows HALVES_),
+# instance_<family>.cu.in or instance.cu.in, whichever there is first.
 function(tessera_kernel_sources out)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "DEF;FOLDER;SUFFIX" "UNITS")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ARG_DEF}")
@@ -129,7 +129,7 @@ function(tessera_kernel_sources out)
         set(ROW_PLANES 2)
       endif()
     endif()
-    foreach(_suffix IN ITEMS "" "_${ROW_FAMILY}" "_${ROW_FAMILY}_${ROW_DTYPE}" "_${_planes}${ROW_FAMILY}")
+    foreach(_suffix IN ITEMS "" "_${ROW_FAMILY}" "_${_planes}${ROW_FAMILY}" "_${ROW_FAMILY}_${ROW_DTYPE}")
       if(EXISTS "${ARG_FOLDER}/instance${_suffix}.cu.in")
         set(_template "${ARG_FOLDER}/instance${_suffix}.cu.in")
       endif()
