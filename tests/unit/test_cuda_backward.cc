@@ -238,6 +238,46 @@ Test(cuda_backward, statistics_are_found_where_rounding_shows) {
   cr_expect(!cut_of(choose(h200, backward_of(2, 4, 4, 2048, 4096, 64, 64, TSR_DTYPE_F32))).stats_always);
 }
 
+Test(cuda_backward, float32_by_two_planes_where_dq_has_sums) {
+  const auto halves = [](const DeviceFacts &facts, const tsr_problem &p) {
+    const Winner w = choose(facts, p);
+    cr_assert_not_null(w.row, "%s", w.refusals.c_str());
+    return std::strstr(w.row->name, "_halves_") != nullptr;
+  };
+  for (int64_t d : {64, 128})
+    for (int64_t n : {1024, 4096}) {
+      tsr_problem p = backward_of(4, 16, 16, n, n, d, d, TSR_DTYPE_F32);
+      cr_expect(halves(h200, p), "D %d, N %d", static_cast<int>(d), static_cast<int>(n));
+      if (d == 128) cr_expect_not(halves(kDevices[1], p)); // less shared memory
+      tsr_problem q = p;
+      q.causal = TSR_CAUSAL_TOP_LEFT;
+      cr_expect(halves(h200, q));
+      q = p;
+      q.determinism = TSR_DETERMINISM_DETERMINISTIC; // without sums
+      cr_expect_not(halves(h200, q));
+      q = p;
+      q.dk.dtype = q.dv.dtype = TSR_DTYPE_NONE;
+      cr_expect_not(halves(h200, q));
+    }
+}
+
+// Units a block that begin while sums of one become dQ: more where units are short.
+Test(cuda_backward, sums_of_short_units_have_more_room) {
+  static const struct {
+    int64_t n;
+    bool causal;
+    int units;
+  } rows[] = {{4096, false, 5}, {1024, false, 5}, {1024, true, 7}, {512, false, 7}, {512, true, 12}};
+  for (const auto &row : rows) {
+    tsr_problem p = backward_of(16384 / row.n * 4, 16, 16, row.n, row.n, 128, 128);
+    if (row.causal) p.causal = TSR_CAUSAL_TOP_LEFT;
+    const BackwardCut cut = cut_of(choose(h200, p));
+    const int64_t beside = std::max(cut.together, cut.last);
+    const int64_t room = int64_t{row.units} * 132 / cut.keys.tiles + 1 + cut.together + beside;
+    cr_expect_eq(cut.ring, std::min<int64_t>(room, cut.sets), "N %d: %d of %d", static_cast<int>(row.n), cut.ring, cut.sets);
+  }
+}
+
 Test(cuda_backward, bias_gradient_has_a_tile_of_each_axis_that_bias_has) {
   for (int broadcast = 0; broadcast < 16; ++broadcast) {
     tsr_problem p = backward_of(3, 4, 2, 100, 150, 64, 64);
