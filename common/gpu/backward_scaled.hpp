@@ -126,7 +126,7 @@ struct BackwardScaled : Base {
     float k[U::kRows], v[U::kRows];
     TSRI_UNROLL
     for (int slot = 0; slot < U::kRows; ++slot) {
-      k[slot] = TileK::scale(Base::kK, Base::key_row() + U::free_of(slot)) * unit;
+      k[slot] = TileK::scale(Base::kK, Base::key_row() + U::free_of(slot));
       v[slot] = TileV::scale(Base::kV, Base::key_row() + U::free_of(slot));
     }
     TSRI_UNROLL
@@ -143,10 +143,10 @@ struct BackwardScaled : Base {
           TSRI_UNROLL
           for (int slot = 0; slot < U::kRows; ++slot) {
             float &x = s[0][c].x[4 * half + 2 * slot + i], &y = dp[0][c].x[4 * half + 2 * slot + i];
-            // All factors are powers of two but for `unit`: the bits are those of differentiate_one.
-            const float score = x * (k[slot] * q_unit.x[i]);
+            // As in the program that finds statistics again: the same bits.
+            const float score = U::out_of_units(x, k[slot], q_unit.x[i]) * unit;
             const float p = weight.x[i] * exp2_of((score - stat.lse) * static_cast<float>(TSRI_LOG2E));
-            const float ds = p * multiply_add(y, v[slot] * o_unit.x[i], -stat.delta);
+            const float ds = p * (U::out_of_units(y, v[slot], o_unit.x[i]) - stat.delta);
             const bool allowed =
                 !kEdge || stat_allows(stat, 0, key0 + Base::key_row() + U::free_of(slot));
             x = allowed ? p : 0.0f;

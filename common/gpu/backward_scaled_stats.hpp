@@ -51,6 +51,7 @@ struct ScaledQueryTiles : QueryTiles<Unit, kTileQ_, kTileK_, kDqk, kDv, kWaves, 
   TSRI_DEVICE_MEMBER void load_queries(const Args &args, const Shared &shared, int32_t i0) {
     load_stats<kTileQ, kThreads>(Base::kStats, args.stats + shared.stats, i0,
                                  static_cast<int32_t>(shared.sequence.q.len));
+    static_assert(kDqk == kDv, "copies in one place, of which each thread turns what it has copied itself");
     load_turned<TileQ>(kQ, shared.q, i0);
     load_turned<TileO>(kO, shared.dout, i0);
     sync_block(); // the copies' place becomes that of keys

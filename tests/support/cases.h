@@ -38,6 +38,9 @@ typedef enum tsr_inject {
   TSR_INJECT_MINUS_INF_K, /* q = 1 and k = -inf in the first component: every score is -inf */
   TSR_INJECT_MINUS_INF_KEY, /* the same at the last key of sequence 0 alone, whose p is 0 */
   TSR_INJECT_INF_DOUT, /* one element of the first query of sequence 0 */
+  TSR_INJECT_MINUS_INF_SMALL, /* likewise, that key otherwise zeros, and every q 2^-12 of what it was: units far apart */
+  TSR_INJECT_LARGE_APART, /* q of the last query and k of the last key of head 0 are 2^80 in one component each, which is 0
+                           * in all keys, or queries: large numbers, and scores 0 */
   TSR_INJECT_LARGE_V   /* 2^60 times the values of the last key of sequence 0, which no query sees */
 } tsr_inject;
 

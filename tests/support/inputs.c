@@ -126,6 +126,21 @@ static bool quantise(const tsr_case *row, bool packed, bool paged, tsr_dense *de
   return true;
 }
 
+/* A row that is 0 but for component d. */
+static void set_row(tsr_dense *dense, int64_t s, int64_t d, double value) {
+  double *x = tsr_dense_row(dense, 0, 0, s);
+  memset(x, 0, (size_t)dense->dim[3] * sizeof *x);
+  x[d] = value;
+}
+
+static void inject_large_apart(tsr_inputs *in) {
+  int64_t i;
+  for (i = 0; i < tsr_dense_count(&in->k); i += in->k.dim[3]) in->k.x[i] = 0;
+  for (i = 1; i < tsr_dense_count(&in->q); i += in->q.dim[3]) in->q.x[i] = 0;
+  set_row(&in->q, in->q.dim[2] - 1, 0, 0x1p80);
+  set_row(&in->k, in->k.dim[2] - 1, 1, 0x1p80);
+}
+
 static void inject(tsr_inputs *in) {
   const tsr_case *row = in->row;
   int64_t i, count, last = row->batch > 0 ? in->k_len[0].len - 1 : -1;
@@ -151,6 +166,15 @@ static void inject(tsr_inputs *in) {
     case TSR_INJECT_MINUS_INF_KEY:
       fill_first(&in->q, 1, in->dtype);
       *tsr_dense_row(&in->k, 0, 0, last) = -(double)INFINITY;
+      break;
+    case TSR_INJECT_MINUS_INF_SMALL:
+      count = tsr_dense_count(&in->q);
+      for (i = 0; i < count; ++i) in->q.x[i] = tsr_test_round(in->dtype, in->q.x[i] * 0x1p-12);
+      fill_first(&in->q, 0x1p-12, in->dtype);
+      set_row(&in->k, last, 0, -(double)INFINITY);
+      break;
+    case TSR_INJECT_LARGE_APART:
+      inject_large_apart(in);
       break;
     case TSR_INJECT_INF_DOUT: /* see fill_backward */
       break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// float32 for forward as two float16 planes and a power of two a row: x = 2^e (h + l), with the largest number of a
+// float32 as two float16 planes and a power of two a row: x = 2^e (h + l), with the largest number of a
 // row below 2^15. A product is three products of planes, half of what three planes of bfloat16 take, and operands are
 // two thirds of their size. h has 11 bits of a float32's 24, l 11 more and its sign: what is left of x is at most
 // one unit in its last place, in one number of four, and l l is below 2^-22 of a product, 2^-24 as a rule. Sums of 32
@@ -173,7 +173,7 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
   }
   template <bool kTransposed, int kSteps>
   TSRI_DEVICE_MEMBER void score_sum(Acc &sum, const Con (&x)[kSteps], const Free (&y)[kSteps]) {
-    static_assert(!kTransposed, "forward alone");
+    static_assert(!kTransposed, "not of transposed scores");
     multiply(sum, y, x);
   }
   // The same of one step, added.
@@ -255,8 +255,10 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
     return second ? high : low;
   }
 
-  // Scores of rows of Q x rows of K from `k_tile` on, out of their rows' units. The smaller factor comes first, so that
-  // nothing overflows on the way. wave_row: of the tile of Q.
+  // A sum out of the units a and b of its rows. The smaller factor comes first, so that nothing overflows on the way.
+  TSRI_DEVICE_MEMBER float out_of_units(float x, float a, float b) { return x * -larger_of(-a, -b) * larger_of(a, b); }
+
+  // Scores of rows of Q x rows of K from `k_tile` on, out of their rows' units. wave_row: of the tile of Q.
   template <class TX, class TY, int kFree, int kCon>
   TSRI_DEVICE_MEMBER void scale_scores(Acc (&s)[kFree][kCon], uint32_t k_tile, uint32_t q_tile, int wave_row) {
     float q[kFree * Base::kRows];
@@ -271,7 +273,7 @@ struct MmaSyncHalvesOf : MmaSyncLayout<kFresh> {
         TSRI_UNROLL
         for (int f = 0; f < kFree; ++f) {
           const float row = q[f * Base::kRows + Base::slot(e)];
-          s[f][c].x[e] = s[f][c].x[e] * -larger_of(-k, -row) * larger_of(k, row);
+          s[f][c].x[e] = out_of_units(s[f][c].x[e], k, row);
         }
       }
   }

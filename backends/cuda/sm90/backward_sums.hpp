@@ -3,7 +3,7 @@
 // The way of dQ through its float sums, beside the products of other units, by two warps that would have nothing to do.
 // One adds what the multiplying warps leave in shared memory, in any order or in a known one, and reports which sums are
 // all there; one turns those of whole sets (see SumOrder) into dQ and back into zeros. So sums
-// need memory for the sets under way alone, which L2 holds, and neither the kernel that clears them nor one that
+// need memory for the sets under way alone, which L2 holds unless heads are short, and neither the kernel that clears them nor one that
 // reads them later moves them through slow memory. Only blocks that run have units or pieces, all are handed out in
 // order, and whoever waits does so for what was handed out before: of the last set but `ring` or of its own.
 #ifndef TESSERA_BACKENDS_CUDA_SM90_BACKWARD_SUMS_HPP_

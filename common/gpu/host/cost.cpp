@@ -323,8 +323,8 @@ double pass_cycles(const DeviceFacts &facts, const Row &row, const PairPass &pas
                          pass.pairs * 2 * scores * (dims + pass.columns) / (device_flops(facts.arch) * kEnginePairs);
     return fmax(share, 1) * block + (ceil(share) - share) * block / ceil(share);
   }
-  // Planes are those of the main kernel; others split on the way.
-  const double slower = row.planes && &pass.entry != &row.entry[kEntryMain] ? kPlanesGain : 1;
+  // Three planes are those of the main kernel; others split on the way.
+  const double slower = row.planes > 2 && &pass.entry != &row.entry[kEntryMain] ? kPlanesGain : 1;
   const double products = 2 * scores * (dims + pass.columns) * slower / unit_rate(facts, row);
   const double steps = scores * (row.any ? kAnyScoreCycles : kEdgeScoreCycles);
   const double loads = moved_rows * dims * tsri_dtype_bytes(row.dtype) / kFillBytes;
