@@ -256,7 +256,7 @@ Test(cuda_backward, float32_by_two_planes_where_dq_has_sums) {
       q.determinism = TSR_DETERMINISM_DETERMINISTIC; // without sums
       cr_expect_not(halves(h200, q));
       q = p;
-      q.dk.dtype = q.dv.dtype = TSR_DTYPE_NONE;
+      q.dk = q.dv = tsr_layout{};
       cr_expect_not(halves(h200, q));
     }
 }
