@@ -43,15 +43,19 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   }
   // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
   // one thread. kOrdered: where it is after that of the tile of keys before; then the order of all additions is known
-  // beforehand. Of unit u, from turn n on; returns the turn after its last.
+  // beforehand, and whoever comes next is told. Of long heads that is told while the next tile is added: to wait until
+  // an addition has arrived takes longer than a turn has time for. Of short ones at once: every tile of keys trails the one before
+  // by what that takes. Of unit u, from turn n on; returns the turn after its last.
   template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
+    constexpr bool kMayTellLate = kOrdered && kTileQ_ < 128; // tiles of 128 have the time
+    const bool late = kMayTellLate && handed_out(u).head_sums >= kLongTiles;
+    int32_t untold = -1;
     Keys::template each_turn<kOrdered>(handed_out(u), [&](int32_t head, int32_t tile) {
       const int32_t in_head = head * handed_out(u).head_sums + tile;
-      uint64_t *passed = kOrdered ? args.order.passed + handed_out(u).passed + in_head : nullptr;
       float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
       if (kOrdered && tile < handed_out(u).before) {
-        await_word(passed, static_cast<uint64_t>(handed_out(u).tile));
+        await_word(passed_at(args, u, in_head), static_cast<uint64_t>(handed_out(u).tile));
         fence_async_all();
       }
       const uint32_t parity = static_cast<uint32_t>(n) & 1;
@@ -60,17 +64,32 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
         phase_wait(kFullD + 8 * half, parity);
         bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
         bulk_commit();
+        if (kMayTellLate && half == 0 && untold >= 0) {
+          bulk_wait<1>();
+          tell_passed(args, u, untold);
+          untold = -1;
+        }
         bulk_wait_read();
         phase_arrive(kEmptyD + 8 * half);
       }
-      if (kOrdered) {
+      if (late) {
+        untold = in_head;
+      } else if (kOrdered) {
         bulk_wait();
-        release_word(passed, static_cast<uint64_t>(handed_out(u).tile) + 1);
+        tell_passed(args, u, in_head);
       }
       ++n;
     });
     bulk_wait();
+    if (untold >= 0) tell_passed(args, u, untold);
     return n;
+  }
+  static constexpr int32_t kLongTiles = 32; // of queries of a head
+  TSRI_DEVICE_MEMBER uint64_t *passed_at(const BackwardArgs &args, int32_t u, int32_t in_head) {
+    return args.order.passed + handed_out(u).passed + in_head;
+  }
+  TSRI_DEVICE_MEMBER void tell_passed(const BackwardArgs &args, int32_t u, int32_t in_head) {
+    release_word(passed_at(args, u, in_head), static_cast<uint64_t>(handed_out(u).tile) + 1);
   }
   // Of all units of the block, by a warp.
   template <bool kOrdered>

@@ -240,6 +240,7 @@ inline void emulated_store_box(const EmulatedAdd &store) {
     }
 }
 inline void bulk_commit() {}
+template <int kPending = 0> // none is as good as some
 inline void bulk_wait() {
   std::vector<EmulatedAdd> &adds = emulated_adds();
   size_t kept = 0;

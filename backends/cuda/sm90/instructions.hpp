@@ -156,7 +156,9 @@ TSRI_DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes) {
 }
 TSRI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-TSRI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// But for the kPending groups that came last.
+template <int kPending = 0>
+TSRI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory"); }
 
 // -------------------------------------------------------------------------------- registers
 
