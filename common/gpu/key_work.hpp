@@ -34,6 +34,10 @@ struct alignas(16) KeyWork {
   int32_t before; // query tiles from which on the tile of keys before has none
 };
 
+// Tiles of queries of a head from which on blocks that add to its sums in a known order tell of one a tile later, where
+// their tiles are small ones; see backends/cuda/sm90/backward_sums.hpp.
+constexpr int32_t kTilesToldLate = 32;
+
 // Of tiles of queries.
 struct TileRange {
   int32_t begin, end;

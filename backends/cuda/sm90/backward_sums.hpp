@@ -43,19 +43,22 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   }
   // Every tile's dQ, two halves of `bytes` in shared memory from `at` on, one of each warpgroup, is added to its sums by
   // one thread. kOrdered: where it is after that of the tile of keys before; then the order of all additions is known
-  // beforehand, and whoever comes next is told. Of long heads that is told while the next tile is added: to wait until
-  // an addition has arrived takes longer than a turn has time for. Of short ones at once: every tile of keys trails the one before
-  // by what that takes. Of unit u, from turn n on; returns the turn after its last.
+  // beforehand, and whoever comes next is told. Of unit u, from turn n on; returns the turn after its last.
+  // A turn of 64 queries has little more time than adding takes, so waits overlap there (kHasty): the halves, which are there
+  // together, are read together; meanwhile a look at the next turn's word is on its way; and of long heads a tile is told of while the
+  // next one is added, not when its own addition has arrived. Short ones do not gain by that: tiles of keys trail each other by more.
   template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
-    constexpr bool kMayTellLate = kOrdered && kTileQ_ < 128; // tiles of 128 have the time
-    const bool late = kMayTellLate && handed_out(u).head_sums >= kLongTiles;
-    int32_t untold = -1;
+    constexpr bool kHasty = kOrdered && kTileQ_ < 128;
+    const bool late = kHasty && handed_out(u).head_sums >= kTilesToldLate;
+    int32_t untold = -1; // the tile before
+    uint32_t seen = 0;   // of the word that the turn waits for
     Keys::template each_turn<kOrdered>(handed_out(u), [&](int32_t head, int32_t tile) {
       const int32_t in_head = head * handed_out(u).head_sums + tile;
       float *sum = args.dq_sum + int64_t{handed_out(u).sums + in_head} * (bytes / 2);
       if (kOrdered && tile < handed_out(u).before) {
-        await_word(passed_at(args, u, in_head), static_cast<uint64_t>(handed_out(u).tile));
+        const int32_t keys = handed_out(u).tile;
+        if (seen < static_cast<uint32_t>(keys)) await_word(passed_at(args, u, in_head), static_cast<uint64_t>(keys));
         fence_async_all();
       }
       const uint32_t parity = static_cast<uint32_t>(n) & 1;
@@ -64,17 +67,25 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
         phase_wait(kFullD + 8 * half, parity);
         bulk_add(sum + half * (bytes / 4), at + half * bytes, bytes);
         bulk_commit();
-        if (kMayTellLate && half == 0 && untold >= 0) {
-          bulk_wait<1>();
-          tell_passed(args, u, untold);
-          untold = -1;
-        }
+        if (kHasty) continue;
         bulk_wait_read();
         phase_arrive(kEmptyD + 8 * half);
       }
-      if (late) {
-        untold = in_head;
-      } else if (kOrdered) {
+      if constexpr (kHasty) {
+        const bool same = head + 1 < handed_out(u).heads;
+        if (same || tile > handed_out(u).begin)
+          seen = static_cast<uint32_t>(
+              acquire_word(passed_at(args, u, same ? in_head + handed_out(u).head_sums : tile - 1)));
+        if (untold >= 0) {
+          bulk_wait<2>();
+          tell_passed(args, u, untold);
+        }
+        untold = late ? in_head : -1;
+        bulk_wait_read();
+        phase_arrive(kEmptyD);
+        phase_arrive(kEmptyD + 8);
+      }
+      if (kOrdered && !late) {
         bulk_wait();
         tell_passed(args, u, in_head);
       }
@@ -84,10 +95,10 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
     if (untold >= 0) tell_passed(args, u, untold);
     return n;
   }
-  static constexpr int32_t kLongTiles = 32; // of queries of a head
   TSRI_DEVICE_MEMBER uint64_t *passed_at(const BackwardArgs &args, int32_t u, int32_t in_head) {
     return args.order.passed + handed_out(u).passed + in_head;
   }
+  // Who sees it sees the sums too.
   TSRI_DEVICE_MEMBER void tell_passed(const BackwardArgs &args, int32_t u, int32_t in_head) {
     release_word(passed_at(args, u, in_head), static_cast<uint64_t>(handed_out(u).tile) + 1);
   }

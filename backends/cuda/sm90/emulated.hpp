@@ -176,6 +176,7 @@ inline void wait_word(const uint64_t *word, uint64_t x) {
 }
 
 inline void release_word(uint64_t *to, uint64_t x) { store_word(to, x); }
+inline uint64_t acquire_word(const uint64_t *word) { return load_word(word); }
 inline void await_word(const uint64_t *word, uint64_t x) { wait_word(word, x); }
 
 inline void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
@@ -254,7 +255,10 @@ inline void bulk_wait() {
   }
   adds.resize(kept);
 }
-inline void bulk_wait_read() { bulk_wait(); }
+template <int kPending = 0>
+inline void bulk_wait_read() {
+  bulk_wait();
+}
 
 struct EmulatedStore {
   uint32_t offset, r[4];

@@ -86,15 +86,18 @@ TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
   while (load_word(word) < x) asm volatile("nanosleep.u32 2000;");
 }
 
-// Who finds x, or what comes after it, sees what the thread has done before; and by one thread, until it finds that.
+// Who finds x, or what comes after it, sees what the thread has done before; by one thread, what is there or until that is.
 TSRI_DEVICE void release_word(uint64_t *to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
-TSRI_DEVICE void await_word(const uint64_t *word, uint64_t x) {
+TSRI_DEVICE uint64_t acquire_word(const uint64_t *word) {
   uint64_t found;
-  do
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(word) : "memory");
-  while (found < x);
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(word) : "memory");
+  return found;
+}
+TSRI_DEVICE void await_word(const uint64_t *word, uint64_t x) {
+  while (acquire_word(word) < x) {
+  }
 }
 
 // The box of `map` at the given coordinates (column, row, head, batch) into shared memory; counts its
@@ -155,8 +158,9 @@ TSRI_DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes) {
                : "memory");
 }
 TSRI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // But for the kPending groups that came last.
+template <int kPending = 0>
+TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory"); }
 template <int kPending = 0>
 TSRI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory"); }
 

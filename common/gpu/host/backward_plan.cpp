@@ -132,12 +132,13 @@ int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_probl
   if (cut.ordered) {
     // Tiles of keys that follow each other have to begin a turn or two apart: blocks begin `processors` of them in the
     // time of one, and those between are other heads'. Of half of the queries where a mask leaves the other half out,
-    // and then the last ones are short; a quarter is enough where sections overlap. More than so much of L2 costs more
-    // than waiting does.
+    // and then the last ones are short; a quarter is enough where sections overlap, or little more where each turn is told of a
+    // turn later. More than so much of L2 costs more than waiting does.
     const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
-    const int64_t turns = tsri_mul_sat(max64(ceil_div(p.seq_q, row.tile_q), 1), group);
-    const int64_t masked = overlaps(facts, p, cut) ? 2 : 8;
-    const int64_t apart = ceil_div((masks_queries(p) ? masked : 2) * int64_t{facts.processors}, turns);
+    const int64_t tiles = max64(ceil_div(p.seq_q, row.tile_q), 1), turns = tsri_mul_sat(tiles, group);
+    const bool late = row.tile_q < 128 && tiles >= gpu::kTilesToldLate;
+    const int64_t halves = !masks_queries(p) ? 4 : !overlaps(facts, p, cut) ? 16 : late ? 7 : 4; // of turns
+    const int64_t apart = ceil_div(halves * int64_t{facts.processors}, tsri_mul_sat(2, turns));
     const int64_t room = facts.l2_bytes / 32 * min64(int64_t{cut.keys.tiles} + 8, 64) / head_bytes(p);
     held = max64(held, min64(apart, room));
     held = ceil_div(heads, ceil_div(heads, held)); // and no few that are left for the end
