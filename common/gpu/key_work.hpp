@@ -36,7 +36,7 @@ struct alignas(16) KeyWork {
 
 // Tiles of queries of a head from which on blocks that add to its sums in a known order tell of one a tile later, where
 // their tiles are small ones; see backends/cuda/sm90/backward_sums.hpp.
-constexpr int32_t kTilesToldLate = 32;
+constexpr int32_t kTilesToldLate = 64;
 
 // Of tiles of queries.
 struct TileRange {
