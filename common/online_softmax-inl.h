@@ -78,8 +78,11 @@ struct OnlineSoftmax {
   }
   // Where -ready is at hand already.
   static TSRI_FORCE_INLINE V prob_negated(V unit, V s, V minus_ready) {
-    return P::exp2(P::mul_add(s, unit, minus_ready));
+    return prob_of(exponent(unit, s, minus_ready));
   }
+  // In two steps, for who has others to take between them.
+  static TSRI_FORCE_INLINE V exponent(V unit, V s, V minus_ready) { return P::mul_add(s, unit, minus_ready); }
+  static TSRI_FORCE_INLINE V prob_of(V exponent) { return P::exp2(exponent); }
 
   // Call 1a when rescaling is dear: m stays while the new maximum times unit is at most `slack` above it,
   // so that probabilities may reach 2^slack and alpha is exactly 1 in most tiles. m is then what scores

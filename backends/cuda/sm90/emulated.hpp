@@ -300,6 +300,7 @@ inline void matrix_wait() {
 }
 template <class Acc, int kCount>
 inline void matrix_pin(Acc (&)[kCount]) {}
+inline void matrix_pin(float &) {}
 inline void matrix_after(float) {}
 inline MatrixTile matrix_fresh(MatrixTile tile) { return tile; }
 

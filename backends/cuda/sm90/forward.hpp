@@ -245,7 +245,7 @@ struct EngineForward {
     release(kEmptyK, thread);
     if (left == 1) leave_queries(0, thread);
     if constexpr (kScores) Steps::forget(ahead);
-    fold(call, state, s, ahead, 0, left, full, unit, alpha);
+    modify(call, s, ahead, 0, left, full);
     return full;
   }
 
@@ -267,7 +267,9 @@ struct EngineForward {
     int32_t left = item_at(0).tiles.count;
     typename Steps::Ahead ahead;
     FullTiles full = start_first(call, state, s, ahead, left, unit, alpha, thread);
-    pack(p, s);
+    Parts parts;
+    begin_fold(call, parts, state, s, 0, left, unit, alpha);
+    end_fold(parts, state, s, unit, p);
     TSRI_NO_UNROLL
     for (;;) {
       keep_register(thread);
@@ -306,13 +308,14 @@ struct EngineForward {
         if constexpr (kScores) Steps::forget(ahead);
         full = start_rows(item_at(i));
       }
-      const bool moved = fold(call, state, s, ahead, i, left, full, unit, alpha);
-      matrix_after(state.l[0] + state.l[1]); // or the wait would come before what it is to hide
+      modify(call, s, ahead, i, left, full);
+      const bool moved = begin_fold(call, parts, state, s, i, left, unit, alpha);
+      matrix_after(kScores ? state.l[0] + state.l[1] : parts.sum[0][0]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
       if (kEndsLate || !fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
       if (kEndsLate && fresh) Late::finish(late, args, state, i - 1, unit);
-      pack(p, s);
+      end_fold(parts, state, s, unit, p);
       if (any_lane(moved) && !(kEndsLate && fresh)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
@@ -329,20 +332,36 @@ struct EngineForward {
 
   TSRI_DEVICE_MEMBER bool whole(const FullTiles &full, int32_t left) { return left <= full.from && left > full.to; }
 
-  // Mask, where the tile needs one, and recurrence; alpha: see Forward::fold_scores.
-  TSRI_DEVICE_MEMBER bool fold(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead, int i,
-                               int32_t left, const FullTiles &full, float unit, float (&alpha)[Rows::kSlots]) {
+  // Score steps, and the mask where the tile needs one.
+  TSRI_DEVICE_MEMBER void modify(const Call &call, Scores &s, typename Steps::Ahead &ahead, int i, int32_t left, const FullTiles &full) {
     if constexpr (kScores)
       Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
                     whole(full, left));
     if (left > full.from || left <= full.to) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
-    if constexpr (!kScores) return Maxima<U, Rows>::fold(state, s, unit, alpha);
-    const bool moved = Rows::fold_scores(state, s, unit, alpha);
-    if constexpr (kScores)
+  }
+  // The recurrence, and what becomes operands: up to where the product before has to have read those that were there, and
+  // from there on. Score steps leave nothing for the second part. alpha: see Forward::fold_scores.
+  using Fold = Maxima<U, Rows>;
+  using Parts = typename Fold::Fold;
+  TSRI_DEVICE_MEMBER bool begin_fold(const Call &call, Parts &parts, State &state, Scores &s, int i, int32_t left, float unit,
+                                     float (&alpha)[Rows::kSlots]) {
+    if constexpr (!kScores) {
+      const bool moved = Fold::move(state, s, unit, alpha);
+      Fold::begin_fold(parts, state, s, unit);
+      return moved;
+    } else {
+      const bool moved = Rows::fold_scores(state, s, unit, alpha);
       if (call.p.dropout > 0)
         Steps::drop(s[0], call, shared_at<tsri_dropout_key>(kDropKey), item_at(i), first_key(item_at(i), left),
                     Rows::wave_row());
-    return moved;
+      return moved;
+    }
+  }
+  TSRI_DEVICE_MEMBER void end_fold(Parts &parts, State &state, Scores &s, float unit, uint32_t (&p)[kCon][4]) {
+    if constexpr (kScores)
+      pack(p, s);
+    else
+      Fold::template end_fold<E>(parts, state, s, unit, p);
   }
 
   // The bands of the warp's rows go to shared memory, for masks.

@@ -193,6 +193,7 @@ TSRI_DEVICE void matrix_pin(Acc (&acc)[kCount]) {
     TSRI_UNROLL
     for (int e = 0; e < 8; ++e) asm volatile("" : "+f"(acc[c].x[e])::"memory");
 }
+TSRI_DEVICE void matrix_pin(float &x) { asm volatile("" : "+f"(x)); }
 // What follows does so in time too: after x, not negative, is known. The assembler moves waits ahead of
 // arithmetic, up to a branch; this is one.
 TSRI_DEVICE void matrix_after(float x) {

@@ -21,18 +21,21 @@ struct Maxima {
   using Scores = typename Rows::Scores;
   static_assert(Rows::kFree == 1 && Rows::kSlots == 2, "two rows a lane");
 
-  // The largest of a lane's scores of row r and of 0.
-  TSRI_DEVICE_MEMBER float above_zero(const Scores &s, int r) {
-    int32_t most[2] = {0, 0}; // two chains
+  // The largest of a lane's scores of each row and of 0.
+  TSRI_DEVICE_MEMBER void above_zero(const Scores &s, float (&above)[2]) {
+    int32_t most[2][2] = {{0, 0}, {0, 0}}; // two chains a row
     TSRI_UNROLL
     for (int c = 0; c < Rows::kCon; ++c)
       TSRI_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int32_t i = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r]));
-        const int32_t j = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r + 1]));
-        most[half] = larger(larger(most[half], i), j);
-      }
-    return bits_float(static_cast<uint32_t>(larger(most[0], most[1])));
+      for (int half = 0; half < 2; ++half)
+        TSRI_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int32_t i = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r]));
+          const int32_t j = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r + 1]));
+          most[r][half] = larger(larger(most[r][half], i), j);
+        }
+    TSRI_UNROLL
+    for (int r = 0; r < 2; ++r) above[r] = bits_float(static_cast<uint32_t>(larger(most[r][0], most[r][1])));
   }
   // The largest score of row r.
   TSRI_DEVICE_MEMBER float largest(const Scores &s, int r) {
@@ -48,10 +51,12 @@ struct Maxima {
   // Of the first tile of rows: a maximum that is above 0 is one already; of others the search is done again.
   TSRI_DEVICE_MEMBER void begin(State &state, Scores &s, float unit) {
     bool below = false;
+    float above[2];
     matrix_pin(s[0]);
+    above_zero(s, above);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      state.m[r] = U::max_con(above_zero(s, r));
+      state.m[r] = U::max_con(above[r]);
       below = below || !(state.m[r] * unit > 0.0f);
     }
     if (!any_lane(below)) return;
@@ -63,11 +68,13 @@ struct Maxima {
   // Moves maxima where a score of the warp asks for it, and says whether one has moved; alpha: the factors on what
   // was added up before.
   TSRI_DEVICE_MEMBER bool move(State &state, Scores &s, float unit, float (&alpha)[2]) {
-    bool moved = false;
+    bool moved = false; // by either row, and no branch between them: their chains are beside each other
+    float above[2];
     matrix_pin(s[0]); // or the compiler keeps scores twice, as floats and as integers
+    above_zero(s, above);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      moved = moved || Softmax::lazy_max(unit, state.m[r], above_zero(s, r), Rows::kSlack) != state.m[r];
+      moved |= Softmax::lazy_max(unit, state.m[r], above[r], Rows::kSlack) != state.m[r];
       alpha[r] = 1.0f;
     }
     moved = any_lane(moved);
@@ -86,25 +93,72 @@ struct Maxima {
     return moved;
   }
 
-  // As Forward::fold_scores without score steps, but true for all lanes of a warp if it is for one.
-  TSRI_DEVICE_MEMBER bool fold(State &state, Scores &s, float unit, float (&alpha)[2]) {
-    const bool moved = move(state, s, unit, alpha);
+  // The rest of Forward::fold_scores without score steps, by parts of a tile: 2^x has a unit of its own, beside which there is
+  // time for additions, for the exponents of the part after and for the operands that the part before becomes. `begin_fold`
+  // is for the first part, which the product with the values before may still be beside; `end_fold` for the others.
+  struct Fold {
+    float minus_ready[2], sum[2][2];
+  };
+  // Of 256 columns products take longer than all of this, and the order of one part was faster.
+  static constexpr int kMostParts = Rows::kOut > 8 ? 1 : 5, kParts = Rows::kCon < kMostParts ? Rows::kCon : kMostParts;
+  template <int kPart>
+  static constexpr int kBegin = Rows::kCon * kPart / kParts; // in steps of 16 keys
+
+  TSRI_DEVICE_MEMBER void begin_fold(Fold &fold, const State &state, Scores &s, float unit) {
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float ready = Softmax::ready_reference(unit, state.m[r]);
-      float sum[2] = {0.0f, 0.0f};
-      TSRI_UNROLL
-      for (int c = 0; c < Rows::kCon; ++c)
-        TSRI_UNROLL
-        for (int e = 0; e < 8; ++e)
-          if (U::slot(e) == r) {
-            float &x = s[0][c].x[e];
-            x = Softmax::prob_ready(unit, x, ready);
-            sum[e & 1] += x;
-          }
-      state.l[r] += sum[0] + sum[1];
+      fold.minus_ready[r] = 0.0f - Softmax::ready_reference(unit, state.m[r]);
+      fold.sum[r][0] = fold.sum[r][1] = 0.0f;
     }
-    return moved;
+    exponents<0>(fold, s, unit);
+    exponents<1>(fold, s, unit);
+    probabilities<0>(fold, s);
+  }
+  template <class E, int kPart = 1>
+  TSRI_DEVICE_MEMBER void end_fold(Fold &fold, State &state, Scores &s, float unit, uint32_t (&p)[Rows::kCon][4]) {
+    exponents<kPart + 1>(fold, s, unit);
+    probabilities<kPart>(fold, s);
+    pack<E, kPart - 1>(p, s);
+    if constexpr (kPart + 1 < kParts) {
+      end_fold<E, kPart + 1>(fold, state, s, unit, p);
+    } else {
+      if constexpr (kPart < kParts) pack<E, kPart>(p, s);
+      TSRI_UNROLL
+      for (int r = 0; r < 2; ++r) state.l[r] += fold.sum[r][0] + fold.sum[r][1];
+    }
+  }
+
+  template <int kPart>
+  TSRI_DEVICE_MEMBER void exponents(const Fold &fold, Scores &s, float unit) {
+    if constexpr (kPart < kParts) {
+      TSRI_UNROLL
+      for (int c = kBegin<kPart>; c < kBegin<kPart + 1>; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < 8; ++e) {
+          s[0][c].x[e] = Softmax::exponent(unit, s[0][c].x[e], fold.minus_ready[U::slot(e)]);
+          matrix_pin(s[0][c].x[e]); // here, not where it is used
+        }
+    }
+  }
+  template <int kPart>
+  TSRI_DEVICE_MEMBER void probabilities(Fold &fold, Scores &s) {
+    if constexpr (kPart < kParts) {
+      TSRI_UNROLL
+      for (int c = kBegin<kPart>; c < kBegin<kPart + 1>; ++c)
+        TSRI_UNROLL
+        for (int e = 0; e < 8; ++e) {
+          float &x = s[0][c].x[e];
+          x = Softmax::prob_of(x);
+          fold.sum[U::slot(e)][e & 1] += x;
+        }
+    }
+  }
+  template <class E, int kPart>
+  TSRI_DEVICE_MEMBER void pack(uint32_t (&p)[Rows::kCon][4], const Scores &s) {
+    TSRI_UNROLL
+    for (int c = kBegin<kPart>; c < kBegin<kPart + 1>; ++c)
+      TSRI_UNROLL
+      for (int r = 0; r < 4; ++r) p[c][r] = E::pack(s[0][c].x[2 * r], s[0][c].x[2 * r + 1]);
   }
 };
 
