@@ -232,9 +232,9 @@ struct EngineForward {
     int32_t from, to;
   };
 
-  // The first tile of the first piece, which has `left` tiles, up to its probabilities; there is nothing to rescale yet.
+  // The first tile of the first piece, which has `left` tiles, up to its scores.
   TSRI_DEVICE_MEMBER FullTiles start_first(const Call &call, State &state, Scores &s, typename Steps::Ahead &ahead,
-                                           int32_t left, float unit, float (&alpha)[Rows::kSlots], int thread) {
+                                           int32_t left, int thread) {
     phase_wait(kFullQ + 8 * q_buffer(0, thread / kWarpgroup), 0);
     multiply_keys(s, 0, 0, thread / kWarpgroup);
     pass_turn(thread / kWarpgroup);
@@ -266,7 +266,7 @@ struct EngineForward {
     int i = 0;
     int32_t left = item_at(0).tiles.count;
     typename Steps::Ahead ahead;
-    FullTiles full = start_first(call, state, s, ahead, left, unit, alpha, thread);
+    FullTiles full = start_first(call, state, s, ahead, left, thread);
     Parts parts;
     begin_fold(call, parts, state, s, 0, left, unit, alpha);
     end_fold(parts, state, s, unit, p);
@@ -333,7 +333,8 @@ struct EngineForward {
   TSRI_DEVICE_MEMBER bool whole(const FullTiles &full, int32_t left) { return left <= full.from && left > full.to; }
 
   // Score steps, and the mask where the tile needs one.
-  TSRI_DEVICE_MEMBER void modify(const Call &call, Scores &s, typename Steps::Ahead &ahead, int i, int32_t left, const FullTiles &full) {
+  TSRI_DEVICE_MEMBER void modify(const Call &call, Scores &s, [[maybe_unused]] typename Steps::Ahead &ahead, int i,
+                                 int32_t left, const FullTiles &full) {
     if constexpr (kScores)
       Steps::modify(s[0], ahead, call, item_at(i), first_key(item_at(i), left), Rows::wave_row(), Rows::kBands,
                     whole(full, left));
