@@ -60,7 +60,7 @@ struct FoldFp8 {
   TSRI_DEVICE_MEMBER bool move(State &state, float (&minus_ready)[2], Scores &s, float (&unit)[2], float (&alpha)[2],
                                uint32_t maxima) {
     bool moved = !(unit[0] > 0.0f) || !(unit[1] > 0.0f);
-    matrix_pin(s[0]); // see Maxima::fold
+    matrix_pin(s[0]); // see Maxima::move
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r)
       moved = moved || !(state.l[r] > 0.0f) ||

@@ -21,21 +21,18 @@ struct Maxima {
   using Scores = typename Rows::Scores;
   static_assert(Rows::kFree == 1 && Rows::kSlots == 2, "two rows a lane");
 
-  // The largest of a lane's scores of each row and of 0.
-  TSRI_DEVICE_MEMBER void above_zero(const Scores &s, float (&above)[2]) {
-    int32_t most[2][2] = {{0, 0}, {0, 0}}; // two chains a row
+  // The largest of a lane's scores of row r and of 0.
+  TSRI_DEVICE_MEMBER float above_zero(const Scores &s, int r) {
+    int32_t most[2] = {0, 0}; // two chains
     TSRI_UNROLL
     for (int c = 0; c < Rows::kCon; ++c)
       TSRI_UNROLL
-      for (int half = 0; half < 2; ++half)
-        TSRI_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const int32_t i = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r]));
-          const int32_t j = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r + 1]));
-          most[r][half] = larger(larger(most[r][half], i), j);
-        }
-    TSRI_UNROLL
-    for (int r = 0; r < 2; ++r) above[r] = bits_float(static_cast<uint32_t>(larger(most[r][0], most[r][1])));
+      for (int half = 0; half < 2; ++half) {
+        const int32_t i = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r]));
+        const int32_t j = static_cast<int32_t>(float_bits(s[0][c].x[4 * half + 2 * r + 1]));
+        most[half] = larger(larger(most[half], i), j);
+      }
+    return bits_float(static_cast<uint32_t>(larger(most[0], most[1])));
   }
   // The largest score of row r.
   TSRI_DEVICE_MEMBER float largest(const Scores &s, int r) {
@@ -51,12 +48,10 @@ struct Maxima {
   // Of the first tile of rows: a maximum that is above 0 is one already; of others the search is done again.
   TSRI_DEVICE_MEMBER void begin(State &state, Scores &s, float unit) {
     bool below = false;
-    float above[2];
     matrix_pin(s[0]);
-    above_zero(s, above);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      state.m[r] = U::max_con(above[r]);
+      state.m[r] = U::max_con(above_zero(s, r));
       below = below || !(state.m[r] * unit > 0.0f);
     }
     if (!any_lane(below)) return;
@@ -69,12 +64,10 @@ struct Maxima {
   // was added up before.
   TSRI_DEVICE_MEMBER bool move(State &state, Scores &s, float unit, float (&alpha)[2]) {
     bool moved = false; // by either row, and no branch between them: their chains are beside each other
-    float above[2];
     matrix_pin(s[0]); // or the compiler keeps scores twice, as floats and as integers
-    above_zero(s, above);
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      moved |= Softmax::lazy_max(unit, state.m[r], above[r], Rows::kSlack) != state.m[r];
+      moved |= Softmax::lazy_max(unit, state.m[r], above_zero(s, r), Rows::kSlack) != state.m[r];
       alpha[r] = 1.0f;
     }
     moved = any_lane(moved);
