@@ -134,6 +134,15 @@ Test(cuda_backward, sums_of_some_heads) {
       const BackwardCut apart = cut_of(choose(h200, p));
       cr_expect(!apart.ordered && !apart.sums && apart.queries.blocks > 0);
     }
+  // Under a mask sections overlap, and tiles of long heads that are told of late take more heads between them.
+  for (int64_t length : {2048, 4096}) {
+    tsr_problem p = backward_of(16384 / length, 16, 16, length, length, 128, 128);
+    p.causal = TSR_CAUSAL_BOTTOM_RIGHT;
+    p.determinism = TSR_DETERMINISM_DETERMINISTIC;
+    const BackwardCut cut = cut_of(choose(h200, p));
+    cr_expect(cut.lag < cut.keys.tiles, "%d", cut.lag);
+    cr_expect_eq(cut.together, length == 4096 ? 8 : 9, "%d", cut.together);
+  }
   // Two tiles of keys are too few to hide the work behind.
   cr_expect_eq(cut_of(choose(h200, backward_of(16, 64, 16, 256, 256, 64, 64))).ring, 0);
 }

@@ -45,12 +45,12 @@ struct EngineSums : EngineKeys<E, kTileQ_, kTileK_, kDqk, kDv> {
   // one thread. kOrdered: where it is after that of the tile of keys before; then the order of all additions is known
   // beforehand, and whoever comes next is told. Of unit u, from turn n on; returns the turn after its last.
   // A turn of 64 queries has little more time than adding takes, so waits overlap there (kHasty): the halves, which are there
-  // together, are read together; meanwhile a look at the next turn's word is on its way; and of long heads a tile is told of while the
+  // together because both warpgroups are at the same turn, are read together; meanwhile a look at the next turn's word is on its way; and of long heads a tile is told of while the
   // next one is added, not when its own addition has arrived. Short ones do not gain by that: tiles of keys trail each other by more.
   template <bool kOrdered>
   TSRI_DEVICE_MEMBER int32_t add_tiles(const BackwardArgs &args, int32_t u, int32_t n, uint32_t at, uint32_t bytes) {
     constexpr bool kHasty = kOrdered && kTileQ_ < 128;
-    const bool late = kHasty && handed_out(u).head_sums >= kTilesToldLate;
+    const bool late = kHasty && handed_out(u).queries > (kTilesToldLate - 1) * kTileQ_;
     int32_t untold = -1; // the tile before
     uint32_t seen = 0;   // of the word that the turn waits for
     Keys::template each_turn<kOrdered>(handed_out(u), [&](int32_t head, int32_t tile) {

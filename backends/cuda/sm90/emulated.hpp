@@ -255,10 +255,7 @@ inline void bulk_wait() {
   }
   adds.resize(kept);
 }
-template <int kPending = 0>
-inline void bulk_wait_read() {
-  bulk_wait();
-}
+inline void bulk_wait_read() { bulk_wait(); }
 
 struct EmulatedStore {
   uint32_t offset, r[4];

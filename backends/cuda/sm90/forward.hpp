@@ -266,8 +266,8 @@ struct EngineForward {
     int i = 0;
     int32_t left = item_at(0).tiles.count;
     typename Steps::Ahead ahead;
-    FullTiles full = start_first(call, state, s, ahead, left, thread);
     Parts parts;
+    FullTiles full = start_first(call, state, s, ahead, left, thread);
     begin_fold(call, parts, state, s, 0, left, unit, alpha);
     end_fold(parts, state, s, unit, p);
     TSRI_NO_UNROLL
@@ -340,23 +340,22 @@ struct EngineForward {
                     whole(full, left));
     if (left > full.from || left <= full.to) Rows::mask_scores(s, item_at(i).prefix, first_key(item_at(i), left));
   }
-  // The recurrence, and what becomes operands: up to where the product before has to have read those that were there, and
-  // from there on. Score steps leave nothing for the second part. alpha: see Forward::fold_scores.
+  // The recurrence, up to where the product before has to have read its operands, and from there on; alpha: as fold_scores.
   using Fold = Maxima<U, Rows>;
   using Parts = typename Fold::Fold;
   TSRI_DEVICE_MEMBER bool begin_fold(const Call &call, Parts &parts, State &state, Scores &s, int i, int32_t left, float unit,
                                      float (&alpha)[Rows::kSlots]) {
+    bool moved;
     if constexpr (!kScores) {
-      const bool moved = Fold::move(state, s, unit, alpha);
+      moved = Fold::move(state, s, unit, alpha);
       Fold::begin_fold(parts, state, s, unit);
-      return moved;
     } else {
-      const bool moved = Rows::fold_scores(state, s, unit, alpha);
+      moved = Rows::fold_scores(state, s, unit, alpha);
       if (call.p.dropout > 0)
         Steps::drop(s[0], call, shared_at<tsri_dropout_key>(kDropKey), item_at(i), first_key(item_at(i), left),
                     Rows::wave_row());
-      return moved;
     }
+    return moved;
   }
   TSRI_DEVICE_MEMBER void end_fold(Parts &parts, State &state, Scores &s, float unit, uint32_t (&p)[kCon][4]) {
     if constexpr (kScores)

@@ -86,7 +86,8 @@ TSRI_DEVICE void wait_word(const uint64_t *word, uint64_t x) {
   while (load_word(word) < x) asm volatile("nanosleep.u32 2000;");
 }
 
-// Who finds x, or what comes after it, sees what the thread has done before; by one thread, what is there or until that is.
+// Who finds x, or what comes after it, sees what the thread has done before. acquire_word: what is there now; await_word: until x
+// is; both by one thread.
 TSRI_DEVICE void release_word(uint64_t *to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
@@ -158,9 +159,8 @@ TSRI_DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes) {
                : "memory");
 }
 TSRI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // But for the kPending groups that came last.
-template <int kPending = 0>
-TSRI_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory"); }
 template <int kPending = 0>
 TSRI_DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory"); }
 

@@ -100,7 +100,7 @@ struct Maxima {
   TSRI_DEVICE_MEMBER void begin_fold(Fold &fold, const State &state, Scores &s, float unit) {
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
-      fold.minus_ready[r] = 0.0f - Softmax::ready_reference(unit, state.m[r]);
+      fold.minus_ready[r] = 0.0f - Softmax::ready_reference(unit, state.m[r]); // as prob_ready() has it, to the bit
       fold.sum[r][0] = fold.sum[r][1] = 0.0f;
     }
     exponents<0>(fold, s, unit);

@@ -132,7 +132,7 @@ int32_t heads_together(const DeviceFacts &facts, const Row &row, const tsr_probl
   if (cut.ordered) {
     // Tiles of keys that follow each other have to begin a turn or two apart: blocks begin `processors` of them in the
     // time of one, and those between are other heads'. Of half of the queries where a mask leaves the other half out,
-    // and then the last ones are short; a quarter is enough where sections overlap, or little more where each turn is told of a
+    // and then the last ones are short; a quarter is enough where sections overlap, not quite half where each turn is told of a
     // turn later. More than so much of L2 costs more than waiting does.
     const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;
     const int64_t tiles = max64(ceil_div(p.seq_q, row.tile_q), 1), turns = tsri_mul_sat(tiles, group);
