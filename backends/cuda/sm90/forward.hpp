@@ -266,10 +266,10 @@ struct EngineForward {
     int i = 0;
     int32_t left = item_at(0).tiles.count;
     typename Steps::Ahead ahead;
-    Parts parts;
+    Folding folding;
     FullTiles full = start_first(call, state, s, ahead, left, thread);
-    begin_fold(call, parts, state, s, 0, left, unit, alpha);
-    end_fold(parts, state, s, unit, p);
+    begin_fold(call, folding, state, s, 0, left, unit, alpha);
+    end_fold(folding, state, s, unit, p);
     TSRI_NO_UNROLL
     for (;;) {
       keep_register(thread);
@@ -309,13 +309,13 @@ struct EngineForward {
         full = start_rows(item_at(i));
       }
       modify(call, s, ahead, i, left, full);
-      const bool moved = begin_fold(call, parts, state, s, i, left, unit, alpha);
-      matrix_after(kScores ? state.l[0] + state.l[1] : parts.sum[0][0]); // or the wait would come before what it is to hide
+      const bool moved = begin_fold(call, folding, state, s, i, left, unit, alpha);
+      matrix_after(kScores ? state.l[0] + state.l[1] : folding.sum[0][0]); // or the wait would come before what it is to hide
       matrix_wait<0>();
       matrix_pin(state.out[0]);
       if (kEndsLate || !fresh) release(kEmptyV + 8 * slot_of<kStages>(t - 1), thread);
       if (kEndsLate && fresh) Late::finish(late, args, state, i - 1, unit);
-      end_fold(parts, state, s, unit, p);
+      end_fold(folding, state, s, unit, p);
       if (any_lane(moved) && !(kEndsLate && fresh)) Rows::rescale(state, alpha);
     }
     multiply_values(state, p, items() - 1, true, t - 1, thread / kWarpgroup);
@@ -342,13 +342,13 @@ struct EngineForward {
   }
   // The recurrence, up to where the product before has to have read its operands, and from there on; alpha: as fold_scores.
   using Fold = Maxima<U, Rows>;
-  using Parts = typename Fold::Fold;
-  TSRI_DEVICE_MEMBER bool begin_fold(const Call &call, Parts &parts, State &state, Scores &s, int i, int32_t left, float unit,
+  using Folding = typename Fold::Folding;
+  TSRI_DEVICE_MEMBER bool begin_fold(const Call &call, Folding &folding, State &state, Scores &s, int i, int32_t left, float unit,
                                      float (&alpha)[Rows::kSlots]) {
     bool moved;
     if constexpr (!kScores) {
       moved = Fold::move(state, s, unit, alpha);
-      Fold::begin_fold(parts, state, s, unit);
+      Fold::begin_fold(folding, state, s, unit);
     } else {
       moved = Rows::fold_scores(state, s, unit, alpha);
       if (call.p.dropout > 0)
@@ -357,11 +357,11 @@ struct EngineForward {
     }
     return moved;
   }
-  TSRI_DEVICE_MEMBER void end_fold(Parts &parts, State &state, Scores &s, float unit, uint32_t (&p)[kCon][4]) {
+  TSRI_DEVICE_MEMBER void end_fold(Folding &folding, State &state, Scores &s, float unit, uint32_t (&p)[kCon][4]) {
     if constexpr (kScores)
       pack(p, s);
     else
-      Fold::template end_fold<E>(parts, state, s, unit, p);
+      Fold::template end_fold<E>(folding, state, s, unit, p);
   }
 
   // The bands of the warp's rows go to shared memory, for masks.

@@ -89,7 +89,7 @@ struct Maxima {
   // The rest of Forward::fold_scores without score steps, by parts of a tile: 2^x has a unit of its own, beside which there is
   // time for additions, for the exponents of the part after and for the operands that the part before becomes. `begin_fold`
   // is for the first part, which the product with the values before may still be beside; `end_fold` for the others.
-  struct Fold {
+  struct Folding {
     float minus_ready[2], sum[2][2];
   };
   // Of 256 columns products take longer than all of this, and the order of one part was faster.
@@ -97,7 +97,7 @@ struct Maxima {
   template <int kPart>
   static constexpr int kBegin = Rows::kCon * kPart / kParts; // in steps of 16 keys
 
-  TSRI_DEVICE_MEMBER void begin_fold(Fold &fold, const State &state, Scores &s, float unit) {
+  TSRI_DEVICE_MEMBER void begin_fold(Folding &fold, const State &state, Scores &s, float unit) {
     TSRI_UNROLL
     for (int r = 0; r < 2; ++r) {
       fold.minus_ready[r] = 0.0f - Softmax::ready_reference(unit, state.m[r]); // as prob_ready() has it, to the bit
@@ -108,7 +108,7 @@ struct Maxima {
     probabilities<0>(fold, s);
   }
   template <class E, int kPart = 1>
-  TSRI_DEVICE_MEMBER void end_fold(Fold &fold, State &state, Scores &s, float unit, uint32_t (&p)[Rows::kCon][4]) {
+  TSRI_DEVICE_MEMBER void end_fold(Folding &fold, State &state, Scores &s, float unit, uint32_t (&p)[Rows::kCon][4]) {
     exponents<kPart + 1>(fold, s, unit);
     probabilities<kPart>(fold, s);
     pack<E, kPart - 1>(p, s);
@@ -122,7 +122,7 @@ struct Maxima {
   }
 
   template <int kPart>
-  TSRI_DEVICE_MEMBER void exponents(const Fold &fold, Scores &s, float unit) {
+  TSRI_DEVICE_MEMBER void exponents(const Folding &fold, Scores &s, float unit) {
     if constexpr (kPart < kParts) {
       TSRI_UNROLL
       for (int c = kBegin<kPart>; c < kBegin<kPart + 1>; ++c)
@@ -134,7 +134,7 @@ struct Maxima {
     }
   }
   template <int kPart>
-  TSRI_DEVICE_MEMBER void probabilities(Fold &fold, Scores &s) {
+  TSRI_DEVICE_MEMBER void probabilities(Folding &fold, Scores &s) {
     if constexpr (kPart < kParts) {
       TSRI_UNROLL
       for (int c = kBegin<kPart>; c < kBegin<kPart + 1>; ++c)
